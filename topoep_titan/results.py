@@ -1,0 +1,108 @@
+"""RunResult: what every run, measured or simulated, leaves behind in ``result.json``.
+
+The one door between runs and reports. Plain JSON values only, so that reading one needs no torch.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from topoep_titan.errors import InputError
+
+STEP_KEYS = (
+    "step",
+    "loss",
+    "loss_hex",  # float.hex() of the loss: equal strings mean bitwise equal losses
+    "seconds",
+    "tokens_per_second",  # over all ranks
+    "max_over_mean_before",  # busiest over mean rank load if every assignment ran on its main
+    "max_over_mean",  # the same under the plan
+    "inter_node_fraction",  # of assignments: executed on another node than their source's
+    "replica_served_fraction",  # of assignments: executed in a replica slot
+    "layers",  # the same four, replicas and planning time, for each MoE layer
+)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Step values are means over the MoE layers; ``steps[i]["layers"]`` holds each layer's."""
+
+    kind: Literal["measured", "simulated"]
+    recipe: str
+    planner: str
+    dispatcher: str
+    routing: str  # "natural" or "skew -4"
+    ranks: int
+    steps: list[dict[str, Any]]  # STEP_KEYS each
+    validation: list[dict[str, float]] = field(default_factory=list)  # {step, loss}
+    modelled_us: dict[str, float] | None = None  # compute, token, replica, plan, total
+    measured_us: dict[str, float] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    commit: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+
+
+def write_result(result: RunResult, path: Path) -> None:
+    """Write the whole file or nothing."""
+    write_atomically(path, json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+
+
+def read_result(path: Path) -> RunResult:
+    """Raises InputError when the file is missing, not JSON, or not a RunResult."""
+    try:
+        table = json.loads(path.read_text())
+        result = RunResult(**table)
+        for step in result.steps:
+            missing = [key for key in STEP_KEYS if key not in step]
+            if missing:
+                raise TypeError(f"step {step.get('step')} lacks {', '.join(missing)}")
+        return result
+    except OSError as error:
+        raise InputError(
+            f"no result at {path} ({error.strerror}); a finished run writes result.json"
+        ) from None
+    except (json.JSONDecodeError, TypeError) as error:
+        raise InputError(f"{path} is not a RunResult: {error}") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, whole, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def provenance() -> dict[str, Any]:
+    """``commit``, ``versions`` and ``hardware`` of this process, for a RunResult."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "torchtitan", "numpy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    hardware = {"machine": platform.machine(), "processor": _processor(), "cores": os.cpu_count()}
+    return {"commit": git.stdout.strip() or "unknown", "versions": versions, "hardware": hardware}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
