@@ -1,0 +1,120 @@
+"""Everything about a job that can be wrong before processes start, one clear message each."""
+
+from pathlib import Path
+
+from data.errors import DataError
+from data.shards import open_shards, verify
+from topoep_titan.cluster import load_cluster
+from topoep_titan.errors import InputError
+from topoep_titan.planning import planner_named
+from topoep_titan.titan.job import cluster_name
+from topoep_titan.titan.trainer import TopoEPTrainer
+
+VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
+
+
+def check_job(config: TopoEPTrainer.Config, nproc: int) -> None:
+    """Raise InputError with the first thing that is wrong for ``nproc`` processes."""
+    _check_topoep(config)
+    _check_layout(config, nproc)
+    _check_data(config)
+
+
+def _check_topoep(config: TopoEPTrainer.Config) -> None:
+    topoep = config.topoep
+    planner_named(topoep.planner)
+    load_cluster(cluster_name(topoep.cluster))
+    if topoep.replica_slots < 0:
+        raise InputError(f"topoep.replica_slots is {topoep.replica_slots}; give 0 or more")
+    if topoep.ranks_per_node is not None and topoep.ranks_per_node < 1:
+        raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
+    if topoep.router_skew is not None and config.validator.enable:
+        raise InputError(
+            "topoep.router_skew is synthetic routing, whose loss means nothing; "
+            "set validator.enable = false"
+        )
+    if config.compile.enable:
+        raise InputError(
+            "compile.enable: torch.compile is not supported with plan-driven routed experts yet; "
+            "set it to false"
+        )
+    if not config.training.disable_cuda_graphs:
+        raise InputError(
+            "training.disable_cuda_graphs must be true: the all-to-all reads its split sizes "
+            "on the host"
+        )
+
+
+def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
+    parallelism, training, model = config.parallelism, config.training, config.model
+    tp, pp = parallelism.tensor_parallel_degree, parallelism.pipeline_parallel_degree
+    ep, replicate = parallelism.expert_parallel_degree, parallelism.data_parallel_replicate_degree
+    if parallelism.context_parallel_degree != 1:
+        raise InputError(
+            f"parallelism.context_parallel_degree is {parallelism.context_parallel_degree}; context "
+            "parallelism is not supported yet, set it to 1"
+        )
+    degrees = {"tensor": tp, "pipeline": pp, "data_parallel_replicate": replicate, "expert": ep}
+    for name, degree in degrees.items():
+        if degree < 1:
+            raise InputError(f"parallelism: the {name} degree is {degree}; give at least 1")
+    shard = parallelism.data_parallel_shard_degree
+    fixed = replicate * tp * pp
+    if nproc % fixed or (shard > 0 and shard * fixed != nproc):
+        wanted = shard * fixed if shard > 0 else f"a multiple of {fixed}"
+        raise InputError(
+            f"{nproc} processes do not fit the layout (data_parallel_replicate {replicate} x "
+            f"data_parallel_shard {shard} x tensor {tp} x pipeline {pp}), which wants {wanted}; "
+            "change the number of processes or [parallelism]"
+        )
+    shard = nproc // fixed
+    if shard * tp % ep:
+        raise InputError(
+            f"parallelism.expert_parallel_degree ({ep}) must divide data_parallel_shard x tensor "
+            f"({shard} x {tp}) on {nproc} processes"
+        )
+    if model.num_experts % ep:
+        raise InputError(
+            f"model.num_experts ({model.num_experts}) must be a multiple of "
+            f"parallelism.expert_parallel_degree ({ep})"
+        )
+    per_node = min(config.topoep.ranks_per_node or ep, ep)
+    if ep % per_node:
+        raise InputError(
+            f"topoep.ranks_per_node ({per_node}) must divide "
+            f"parallelism.expert_parallel_degree ({ep})"
+        )
+    for name in ("n_heads", "n_kv_heads"):
+        if getattr(model, name) % tp:
+            raise InputError(
+                f"model.{name} ({getattr(model, name)}) must be a multiple of "
+                f"parallelism.tensor_parallel_degree ({tp})"
+            )
+    if model.n_layers < pp:
+        raise InputError(
+            f"model.n_layers ({model.n_layers}) is less than "
+            f"parallelism.pipeline_parallel_degree ({pp})"
+        )
+    if training.seq_len > model.max_seq_len or training.seq_len % tp:
+        raise InputError(
+            f"training.seq_len ({training.seq_len}) must be at most model.max_seq_len "
+            f"({model.max_seq_len}) and a multiple of the tensor-parallel degree ({tp})"
+        )
+    step = training.local_batch_size * replicate * shard
+    if training.global_batch_size > 0 and training.global_batch_size % step:
+        raise InputError(
+            f"training.global_batch_size ({training.global_batch_size}) must be a multiple of "
+            f"local_batch_size x data-parallel ranks ({step})"
+        )
+
+
+def _check_data(config: TopoEPTrainer.Config) -> None:
+    folder = Path(config.dataloader.dataset_path)
+    try:
+        splits = ["train", "validation"] if config.validator.enable else ["train"]
+        for split in splits:
+            open_shards(folder, split, vocab_size=config.model.vocab_size)
+        if sum(file.stat().st_size for file in folder.glob("*")) <= VERIFY_LIMIT:
+            verify(folder)
+    except DataError as error:
+        raise InputError(f"dataloader.dataset_path: {error}") from None

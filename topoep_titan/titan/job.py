@@ -1,0 +1,143 @@
+"""A recipe (TOML) to a complete training job: base by name, strict merge, command line on top."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import tomli
+import tyro
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import LRSchedulersContainer
+from torchtitan.components.validate import Validator
+from torchtitan.config import CommConfig, DebugConfig, TrainingConfig
+from torchtitan.config.manager import ConfigManager, custom_registry
+
+from topoep_titan.errors import InputError
+from topoep_titan.models import MODELS
+from topoep_titan.titan.config import AdamW
+from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
+from topoep_titan.titan.device import local_ranks, on_cpu
+from topoep_titan.titan.init import make_layout_invariant
+from topoep_titan.titan.merge import as_table, merge
+from topoep_titan.titan.metrics import PlanMetrics
+from topoep_titan.titan.routing import skew_routers
+from topoep_titan.titan.trainer import TopoEPTrainer
+
+# Filled in by `complete`, so neither a recipe nor config.toml has them.
+DERIVED = ("model_spec", "param_groups", "dump_folder", "hf_assets_path", "override")
+
+
+def load_job(recipe: Path, arguments: list[str] = ()) -> TopoEPTrainer.Config:
+    """The job of a recipe with ``--section.key value`` arguments on top, not yet completed.
+
+    Raises InputError for anything wrong in the recipe; wrong arguments end the process with 2.
+    """
+    table = read_recipe(recipe)
+    config = merge(base_config(table.pop("base"), recipe.stem), table)
+    if arguments:
+        ConfigManager.register_tyro_rules(custom_registry)
+        try:
+            config = tyro.cli(
+                type(config), args=list(arguments), default=config, registry=custom_registry
+            )
+        except (ValueError, AssertionError) as error:
+            raise InputError(f"command line: {error}") from None
+    return config
+
+
+def resolved_table(config: TopoEPTrainer.Config) -> dict[str, Any]:
+    """Everything that defines the run, as a recipe that builds it again."""
+    return as_table(config, leave_out=DERIVED)
+
+
+def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config:
+    """Build the model spec and everything else that follows from the recipe's values."""
+    spec = config.model.build_spec(config.base)
+    make_layout_invariant(spec.model, seed=config.debug.seed or 0)
+    topoep = config.topoep
+    if topoep.router_skew is not None:
+        skew_routers(spec.model, topoep.router_skew, seed=config.debug.seed or 0)
+    dataloader = dataclasses.replace(config.dataloader, vocab_size=config.model.vocab_size)
+    validation = dataclasses.replace(dataloader, split="validation")
+    experts = {
+        "planner": topoep.planner,
+        "replica_slots": topoep.replica_slots,
+        "cluster": cluster_name(topoep.cluster),
+        "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
+        "expert_dtype": topoep.expert_dtype,
+    }
+    return dataclasses.replace(
+        config,
+        model_spec=spec,
+        dump_folder=str(folder),
+        dataloader=dataloader,
+        validator=dataclasses.replace(config.validator, dataloader=validation),
+        loss=CrossEntropyLoss.Config(global_vocab_size=config.model.vocab_size),
+        metrics=dataclasses.replace(config.metrics, num_layers=config.model.n_layers),
+        override=dataclasses.replace(
+            config.override,
+            imports=[("topoep_titan.titan.routed_experts.replicated", experts)],
+        ),
+    )
+
+
+def cluster_name(configured: str) -> str:
+    if configured != "auto":
+        return configured
+    return "cpu_local" if on_cpu() else "h800_4x8"
+
+
+def read_recipe(path: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The recipe's tables laid over those of the recipe that it ``extends`` (a path beside it)."""
+    path = path.resolve()
+    if path in seen:
+        raise InputError(f"recipes extend each other in a circle: {' -> '.join(map(str, seen))}")
+    try:
+        table = tomli.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"recipe {path} cannot be read: {error.strerror}") from None
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {path} is not TOML: {error}") from None
+    if "extends" in table:
+        parent = read_recipe(path.parent / table.pop("extends"), seen=(*seen, path))
+        table = _laid_over(parent, table)
+    if table.get("base") not in MODELS:
+        raise InputError(
+            f"recipe {path}: base is {table.get('base')!r}; choose one of: {', '.join(MODELS)}"
+        )
+    return table
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _laid_over(below[key], above[key])
+        for key in below.keys() & above.keys()
+        if isinstance(below[key], dict) and isinstance(above[key], dict)
+    }
+    return {**below, **above, **both}
+
+
+def base_config(base: str, recipe: str) -> TopoEPTrainer.Config:
+    """Defaults of every recipe. What a recipe does not say is this, or torchtitan's default."""
+    return TopoEPTrainer.Config(
+        base=base,
+        recipe=recipe,
+        model=MODELS[base](),
+        hf_assets_path="",
+        tokenizer=ShardTokenizer.Config(),
+        dataloader=ShardDataLoader.Config(),
+        loss=CrossEntropyLoss.Config(),
+        metrics=PlanMetrics.Config(
+            log_freq=1, enable_tensorboard=True, disable_color_printing=on_cpu()
+        ),
+        optimizer=AdamW.Config(),
+        lr_scheduler=LRSchedulersContainer.Config(),
+        # Plain all-to-all reads its split sizes on the host, which CUDA graphs do not allow.
+        training=TrainingConfig(disable_cuda_graphs=True),
+        checkpoint=CheckpointManager.Config(last_save_model_only=False),
+        activation_checkpoint=None,
+        validator=Validator.Config(dataloader=ShardDataLoader.Config()),
+        comm=CommConfig(trace_buf_size=0) if on_cpu() else CommConfig(),
+        debug=DebugConfig(seed=0, enable_structured_logging=False),
+    )

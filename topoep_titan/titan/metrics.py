@@ -1,0 +1,190 @@
+"""What each step planned, in TensorBoard, on the terminal and in the run's step log.
+
+Values are means over microbatches, then over the EP groups (data and pipeline parallel), so that
+every rank and stage contributes; ``layers`` keeps each MoE layer's.
+"""
+
+import dataclasses
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchtitan.components.metrics import (
+    LoggerContainer,
+    MetricsProcessor,
+    TensorBoardLogger,
+    _get_metrics_rank,
+)
+from torchtitan.tools.utils import device_type
+
+from topoep_titan.cluster import modelled_time
+from topoep_titan.planning.measures import measure_plan
+from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
+
+MEASURES = (
+    "max_over_mean_before",
+    "max_over_mean",
+    "inter_node_fraction",
+    "replica_served_fraction",
+    "num_replicas",
+    "plan_us",
+)
+MODELLED = ("compute", "token", "replica", "plan", "total")
+STEP_LOG = "steps.jsonl"
+
+
+class StepLog:
+    """``steps.jsonl``: one line a record, appended, so that a killed run loses nothing.
+
+    A run that resumes logs some steps again; the last record of a step counts.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        with self.path.open("a+b") as file:
+            torn = file.tell() and (file.seek(-1, 2), file.read(1))[1] != b"\n"
+            file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
+
+    def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """(training records, validation records), each in ascending step."""
+        training, validation = {}, {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the line that a kill tore; its step was logged again
+            kind = validation if "validation_loss" in record else training
+            kind[record["step"]] = record
+        return [[kind[step] for step in sorted(kind)] for kind in (training, validation)]
+
+
+class PlanMetrics(MetricsProcessor):
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        num_layers: int = 0
+        """Layers of the model; filled in from it."""
+
+    def __init__(self, config: Config, *, parallel_dims, dump_folder: str, pp_schedule, **kwargs):
+        super().__init__(
+            config,
+            parallel_dims=parallel_dims,
+            dump_folder=dump_folder,
+            pp_schedule=pp_schedule,
+            **kwargs,
+        )
+        self.step_log = StepLog(Path(dump_folder) / STEP_LOG)
+        self.tokens_per_step = 0  # over all ranks; set by the trainer
+        self.step_started = time.perf_counter()
+
+    def _build_metric_logger(self, *, config, parallel_dims, dump_folder, pp_schedule, **kwargs):
+        """As torchtitan's, with TensorBoard in ``tb/`` itself, so that a resumed run is one curve."""
+        rank = _get_metrics_rank(parallel_dims=parallel_dims, pp_schedule=pp_schedule)
+        self.writes = dist.get_rank() == rank
+        others = super()._build_metric_logger(
+            config=dataclasses.replace(config, enable_tensorboard=False),
+            parallel_dims=parallel_dims,
+            dump_folder=dump_folder,
+            pp_schedule=pp_schedule,
+            **kwargs,
+        )
+        if not (config.enable_tensorboard and self.writes):
+            return others
+        both = LoggerContainer()
+        both.add_logger(others)
+        both.add_logger(TensorBoardLogger(str(Path(dump_folder) / config.save_tb_folder)))
+        return both
+
+    def begin_step(self) -> None:
+        self.step_started = time.perf_counter()
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        seconds = time.perf_counter() - self.step_started
+        layers, modelled_us = self._gather_layers()
+        means = {
+            key: sum(layer[key] for layer in layers) / len(layers) for key in MEASURES if layers
+        }
+        scalars = {f"moe/{key}": value for key, value in means.items()}
+        for layer in layers:
+            scalars |= {f"moe_layer_{layer['layer']}/{key}": layer[key] for key in MEASURES}
+        MetricsProcessor.log(
+            self,
+            step,
+            global_avg_loss,
+            global_max_loss,
+            grad_norm,
+            extra_metrics={**(extra_metrics or {}), **scalars},
+        )
+        if self.writes:
+            record = {
+                "step": step,
+                "loss": global_avg_loss,
+                "loss_hex": float(global_avg_loss).hex(),
+                "seconds": seconds,
+                "tokens_per_second": self.tokens_per_step / seconds,
+                **means,
+                "modelled_us": modelled_us,
+                "layers": layers,
+            }
+            self.step_log.append(record)
+
+    def log_validation(
+        self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
+    ) -> None:
+        super().log_validation(loss, step, extra_metrics)
+        if self.writes:
+            self.step_log.append({"step": step, "validation_loss": loss})
+
+    def _gather_layers(self) -> tuple[list[dict[str, float]], dict[str, float]]:
+        """Drain the layers' records; one sum over all ranks makes the means.
+
+        Every rank of an EP group planned the same, so only its first rank contributes.
+        """
+        keys = MEASURES + MODELLED
+        totals = torch.zeros(self.config.num_layers, 1 + len(keys), dtype=torch.float64)
+        for part in self.model_parts:
+            for name, module in part.named_modules():
+                if isinstance(module, ReplicatedRoutedExperts):
+                    layer = int(re.search(r"layers\.(\d+)\.", name).group(1))
+                    if module.transport.rank == 0:
+                        for record in module.records:
+                            totals[layer] += _values(module, record)
+                    module.records.clear()
+        totals = totals.to(device_type)
+        dist.all_reduce(totals)
+        totals = totals.cpu()
+        layers, modelled = [], []
+        for layer, (count, *sums) in enumerate(totals.tolist()):
+            if count:
+                means = {key: value / count for key, value in zip(keys, sums)}
+                layers.append({"layer": layer} | {key: means[key] for key in MEASURES})
+                modelled.append([means[key] for key in MODELLED])
+        mean_us = [sum(column) / len(modelled) for column in zip(*modelled)]
+        return layers, dict(zip(MODELLED, mean_us))
+
+
+def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
+    load_RE = record.load_RE.cpu()
+    measures = measure_plan(record.plan, load_RE, module.main_E, module.cluster.ranks_per_node)
+    modelled = modelled_time(
+        record.plan.expert_G,
+        record.plan.assignments_RG,
+        main_E=module.main_E,
+        cluster=module.cluster,
+        dims=module.dims,
+    ).as_us()
+    values = [1.0, *dataclasses.astuple(measures), record.plan_seconds * 1e6, *modelled.values()]
+    return torch.tensor(values, dtype=torch.float64)

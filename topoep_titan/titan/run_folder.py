@@ -1,0 +1,57 @@
+"""One run, one folder: who it belongs to (``config.toml``), whether it is new, resumable or done."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli
+import tomli_w
+
+from topoep_titan.errors import InputError
+from topoep_titan.results import write_atomically
+
+CONFIG, RESULT = "config.toml", "result.json"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    return tomli.loads((folder / CONFIG).read_text())
+
+
+def run_state(folder: Path, table: dict[str, Any]) -> Literal["new", "resume", "finished"]:
+    """What starting the resolved recipe ``table`` in ``folder`` would do; nothing is written.
+
+    Raises InputError when the folder holds another recipe's run, or something else.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return "new"
+    if not (folder / CONFIG).exists():
+        raise InputError(
+            f"{folder} exists and is not a run (it has no {CONFIG}); choose another name"
+        )
+    # Through TOML and back, so that both sides went the same way.
+    different = _first_difference(read_config(folder), tomli.loads(tomli_w.dumps(table)))
+    if different:
+        key, there, here = different
+        raise InputError(
+            f"{folder} holds a run of another recipe: '{key}' was {there!r}, now {here!r}; "
+            "choose another name, or remove the folder"
+        )
+    return "finished" if (folder / RESULT).exists() else "resume"
+
+
+def open_run(folder: Path, table: dict[str, Any]) -> None:
+    """Make the folder and write the resolved recipe into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / CONFIG).exists():
+        write_atomically(folder / CONFIG, tomli_w.dumps(table))
+
+
+def _first_difference(there: dict, here: dict, path: str = "") -> tuple[str, Any, Any] | None:
+    for key in sorted(there.keys() | here.keys()):
+        old, new = there.get(key), here.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found = _first_difference(old, new, f"{path}{key}.")
+            if found:
+                return found
+        elif old != new:
+            return f"{path}{key}", old, new
+    return None

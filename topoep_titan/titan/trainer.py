@@ -1,0 +1,74 @@
+"""torchtitan's Trainer with our tables in its config, and a RunResult at the end."""
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchtitan.trainer import Trainer
+
+from topoep_titan.models.qwen3 import Qwen3
+from topoep_titan.results import RunResult, provenance, write_result
+from topoep_titan.titan.config import TopoEPConfig
+from topoep_titan.titan.run_folder import RESULT, read_config
+
+
+class TopoEPTrainer(Trainer):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        base: str
+        """The flavour that the recipe builds on."""
+
+        recipe: str
+        """Name of the recipe, for reports."""
+
+        nproc: int = 1
+        """Processes of the whole job; `--check` validates the layout for it."""
+
+        model: Qwen3
+        topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
+
+    def train_step(self, data_iterator) -> None:
+        self.metrics_processor.tokens_per_step = (
+            self.gradient_accumulation_steps
+            * self.config.training.local_batch_size
+            * self.config.training.seq_len
+            * self.parallel_dims.dp_replicate
+            * self.parallel_dims.dp_shard
+        )
+        self.metrics_processor.begin_step()
+        super().train_step(data_iterator)
+
+    def write_result(self) -> None:
+        """``result.json`` of the finished run, by the rank that writes metrics."""
+        if not self.metrics_processor.writes:
+            return
+        steps, validation = self.metrics_processor.step_log.read()
+        modelled = [step.pop("modelled_us") for step in steps]
+        skew = self.config.topoep.router_skew
+        folder = Path(self.config.dump_folder)
+        write_result(
+            RunResult(
+                kind="measured",
+                recipe=self.config.recipe,
+                planner=self.config.topoep.planner,
+                dispatcher=self.config.topoep.dispatcher,
+                routing="natural" if skew is None else f"skew {skew:g}",
+                ranks=self.parallel_dims.world_size,
+                steps=steps,
+                validation=[
+                    {"step": record["step"], "loss": record["validation_loss"]}
+                    for record in validation
+                ],
+                modelled_us={
+                    key: statistics.fmean(record[key] for record in modelled)
+                    for key in modelled[0]
+                },
+                measured_us={
+                    "step": statistics.median(step["seconds"] for step in steps) * 1e6,
+                    "plan": statistics.median(step["plan_us"] for step in steps),
+                },
+                config=read_config(folder),
+                **provenance(),
+            ),
+            folder / RESULT,
+        )

@@ -1,0 +1,71 @@
+"""Train one recipe:  torchrun --nproc-per-node N train.py RECIPE [--name X] [--section.key value]
+
+With --check it validates recipe, layout, data and output folder in one process and exits with 2
+and one message when something is wrong. `make train` runs that first.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from topoep_titan.titan import device
+
+device.install()  # before anything else of torchtitan is imported
+
+import torch.distributed as dist
+from torchtitan.tools.logging import init_logger
+
+from topoep_titan.errors import InputError
+from topoep_titan.titan.checks import check_job
+from topoep_titan.titan.job import complete, load_job, resolved_table
+from topoep_titan.titan.run_folder import open_run, run_state
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, usage="train.py RECIPE [options] [ARGS]")
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--check", action="store_true", help="validate only")
+    parser.add_argument("--nproc", type=int, help="processes to check the layout for")
+    parser.add_argument("--name", help="output folder outputs/NAME (default: the recipe's name)")
+    options, arguments = parser.parse_known_args()
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        config = load_job(options.recipe, arguments)
+        folder = Path(config.dump_folder) / (options.name or config.recipe)
+        table = resolved_table(config)
+        world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
+        check_job(config, world)
+        state = run_state(folder, table)
+    except InputError as error:
+        if first:
+            print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    if state == "finished" or options.check:
+        if first:
+            done = f"{folder} is finished; its result is {folder}/result.json"
+            print(done if state == "finished" else f"{options.recipe}: ok, {world} processes, {state} run in {folder}")  # fmt: skip
+        return 0
+    if "RANK" not in os.environ:
+        print(f"train.py: start it with torchrun, or: make train RECIPE={options.recipe}", file=sys.stderr)  # fmt: skip
+        return 2
+    if first:
+        open_run(folder, table)
+    train(complete(config, folder))
+    return 0
+
+
+def train(config) -> None:
+    init_logger()
+    trainer = config.build()
+    try:
+        trainer.train()
+        trainer.write_result()
+    finally:
+        trainer.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
