@@ -1,16 +1,10 @@
 """Groups of runs -> figures as SVG text, one function a figure.
 
-The SVG has no background; its ink is ``currentColor`` and its grid ``var(--grid)``, so the page's
-light and dark themes apply. Text stays text. Equal input gives equal bytes.
-
 Letters: L MoE layers, B bins of steps.
 """
 
-import io
 import math
-import re
 from dataclasses import dataclass
-from html import escape
 
 import matplotlib
 import numpy as np
@@ -18,12 +12,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from topoep_titan.reports.summary import Group, Run, layer_series, mean, series
+from topoep_titan.reports.svg import INK, STYLE, svg_text
 
 MAX_POINTS = 400  # of one curve; more steps are averaged in equal bins
 PANEL = (4.7, 2.9)  # inches; one column of the page, and a phone's width
 
-# Stand-ins that become CSS values, because matplotlib knows no currentColor.
-INK, GRID = "#010203", "#fafbfc"
 # Legible on white and on near-black alike; a planner keeps its colour in every report.
 COLOURS = {
     "none": "#8a929c",
@@ -34,34 +27,6 @@ COLOURS = {
     "flexmoe": "#bd9a1f",
     "ultraep": "#d4607f",
     "moonep": "#38aab5",
-}
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.image_inline": True,
-    "font.family": "DejaVu Sans",  # matplotlib's own: the layout does not depend on the machine
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "legend.columnspacing": 1.2,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GRID,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.3,
 }
 
 
@@ -74,10 +39,9 @@ class Figure:
 
 def all_figures(group: Group) -> list[Figure]:
     """Those that the group has data for, in the page's order."""
-    per_group = (training_loss, validation_loss, imbalance, traffic, throughput)
+    drawings = (training_loss, validation_loss, imbalance, layer_bars, traffic, throughput)
     with matplotlib.rc_context(STYLE):
-        figures = [draw(group) for draw in per_group]
-        figures += [layer_bars(group, run) for run in _planned(group)]
+        figures = [draw(group) for draw in drawings]
     return [figure for figure in figures if figure]
 
 
@@ -157,6 +121,33 @@ def imbalance(group: Group) -> Figure | None:
     return _figure(canvas, group, "Load imbalance", caption + _binning(group))
 
 
+def layer_bars(group: Group) -> Figure | None:
+    keys = ("max_over_mean_before", "max_over_mean")
+    bars = {
+        run.label: [[mean(v.values()) for v in layer_series(run.result, key)] for key in keys]
+        for run in _planned(group)
+    }
+    runs = [run for run in _planned(group) if bars[run.label][0]]
+    if not runs:
+        return None
+    canvas = Canvas((PANEL[0], PANEL[1] + 1.4 * (len(runs) - 1)), layout="constrained")
+    panels = canvas.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, run in zip(panels, runs):
+        before_L, after_L = (np.array(means, float) for means in bars[run.label])  # None -> NaN
+        layer_L = np.arange(len(before_L))
+        axes.bar(layer_L - 0.2, before_L, 0.38, color=COLOURS["none"])
+        axes.bar(layer_L + 0.2, after_L, 0.38, color=_colour(group, run))
+        axes.axhline(1, color=INK, linewidth=0.8)
+        axes.set_title(f"{run.label}: busiest rank / mean rank")
+        axes.grid(False, axis="x")
+    panels[-1].set_xlabel("MoE layer")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    caption = (
+        "Means over the steps: grey before the plan, coloured under it. The line at 1 is ideal."
+    )
+    return _figure(canvas, group, "Imbalance by layer", caption)
+
+
 def traffic(group: Group) -> Figure | None:
     canvas = Canvas((PANEL[0], PANEL[1] + 1.0), layout="constrained")
     panels = canvas.subplots(2, 1, sharex=True)
@@ -196,29 +187,6 @@ def throughput(group: Group) -> Figure | None:
     return _figure(canvas, group, "Throughput", caption + _binning(group))
 
 
-def layer_bars(group: Group, run: Run) -> Figure | None:
-    before_L, after_L = (
-        np.array([mean(values.values()) for values in layer_series(run.result, key)], float)
-        for key in ("max_over_mean_before", "max_over_mean")
-    )
-    if not before_L.size:
-        return None
-    canvas = Canvas(PANEL, layout="constrained")
-    axes = canvas.subplots()
-    layer_L = np.arange(len(before_L))
-    grey = COLOURS["none"]
-    axes.bar(layer_L - 0.2, before_L, 0.38, color=grey, label="before")
-    axes.bar(layer_L + 0.2, after_L, 0.38, color=_colour(group, run), label=run.label)
-    axes.axhline(1, color=INK, linewidth=0.8)
-    axes.set_title("busiest rank / mean rank")
-    axes.set_xlabel("MoE layer")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(False, axis="x")
-    _legend(canvas, axes)
-    caption = "Mean over the steps, before the plan and under it. The line at 1 is ideal."
-    return _figure(canvas, group, f"Imbalance by layer, {run.label}", caption)
-
-
 def heat_map(group: Group, run: Run) -> Figure | None:
     """Before and after on one scale, which is the same for all runs of the group."""
     before_LB, after_LB = (_grid(run, key) for key in ("max_over_mean_before", "max_over_mean"))
@@ -243,14 +211,12 @@ def heat_map(group: Group, run: Run) -> Figure | None:
     _steps_axis(panels[1])
     bar = canvas.colorbar(image, ax=list(panels), aspect=30, fraction=0.05, pad=0.02)
     bar.outline.set_visible(False)
-    bar.ax.set_title("max/mean", fontsize=8)
+    bar.set_label("max/mean")
     caption = (
         "Busiest rank over mean rank, by MoE layer and step. Dark is balanced; the scale is shared "
         "by the runs."
     )
-    return _figure(
-        canvas, group, f"Imbalance by layer and step, {run.label}", caption + _binning(group)
-    )
+    return _figure(canvas, group, run.label, caption + _binning(group))
 
 
 def _planned(group: Group) -> list[Run]:
@@ -306,7 +272,7 @@ def _plot(axes, values: dict[int, float], **style) -> None:
 
 def _steps_axis(axes) -> None:
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, steps=[1, 2, 5, 10]))
 
 
 def _legend(canvas: Canvas, axes) -> None:
@@ -317,16 +283,5 @@ def _legend(canvas: Canvas, axes) -> None:
 
 
 def _figure(canvas: Canvas, group: Group, title: str, caption: str) -> Figure:
-    buffer = io.StringIO()
-    # The salt keeps the ids of a page's figures apart, and the bytes the same from run to run.
-    with matplotlib.rc_context({"svg.hashsalt": f"{group.name}: {title}"}):
-        canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"| id="(?:[a-zA-Z.]+_)+\d+"', "", svg)
-    svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r' width="[\d.]+pt" height="[\d.]+pt"', "", svg, count=1)
-    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(f"{title}. {caption}")}"', 1)
-    return Figure(title, caption, re.sub(r"\s*\n\s*", "\n", svg))
+    salt = f"{group.recipe}, {group.setting}: {title}"
+    return Figure(title, caption, svg_text(canvas, salt=salt, label=f"{title}. {caption}"))

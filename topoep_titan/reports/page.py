@@ -14,7 +14,7 @@ from pathlib import Path
 from topoep_titan.errors import InputError
 from topoep_titan.reports import tables
 from topoep_titan.reports.figures import Figure, all_figures, heat_maps
-from topoep_titan.reports.summary import Group, Run, group_runs
+from topoep_titan.reports.summary import Group, Run, group_runs, number
 from topoep_titan.reports.tables import PAPER, Table
 from topoep_titan.results import RunResult, read_result, write_atomically
 
@@ -80,7 +80,7 @@ def write_report(results: list[RunResult], out_dir: Path, *, title: str, command
 def _content(groups: list[Group], command: str) -> list[Block]:
     blocks: list[Block] = [Paragraph(_summary(group)) for group in groups]
     for group in groups:
-        suffix = f": {group.name}" if len(groups) > 1 else ""
+        suffix = f": {group.recipe}, {group.setting}" if len(groups) > 1 else ""
         blocks += [Heading("Runs" + suffix), *map(Paragraph, _notes(group))]
         blocks += [tables.balance_table(group), tables.training_table(group)]
         blocks += [tables.time_table(group)]
@@ -96,7 +96,7 @@ def _content(groups: list[Group], command: str) -> list[Block]:
     blocks += [tables.settings_table(group) for group in groups]
     for group in groups:
         for run in group.runs:
-            name = f"Resolved configuration of {run.label} ({group.name})"
+            name = f"Resolved configuration of {run.label} ({group.recipe}, {group.setting})"
             blocks.append(Code(json.dumps(run.result.config, indent=1, sort_keys=True), name))
     blocks += [Paragraph("This command writes the page again:"), Code(command)]
     return [block for block in blocks if block]
@@ -105,36 +105,37 @@ def _content(groups: list[Group], command: str) -> list[Block]:
 def _summary(group: Group) -> str:
     """What was run, on what, and each run's main numbers, in one paragraph."""
     first = group.runs[0].result
-    versions, hardware = (tables.described(v) for v in (first.versions, first.hardware))
-    made = "Measured" if group.kind == "measured" else "Simulated"
-    where = [f"commit `{first.commit}`" if first.commit else "", versions, hardware]
-    conditions = "; ".join(part for part in where if part)
-    sentences = [f"{made}: {group.name.removesuffix(f', {group.kind}')}" + (
-        f" ({conditions})." if conditions else ".")]  # fmt: skip
-    return " ".join([*sentences, *(_sentence(group, run) for run in group.runs)])
+    made_on = [tables.described(first.hardware), tables.described(first.versions)]
+    made_on += [f"commit `{first.commit}`"] if first.commit else []
+    conditions = "; ".join(part for part in made_on if part) or "unknown hardware"
+    others = [run for run in group.runs if run is not group.baseline]
+    sentences = [_sentence(group, run) for run in others or group.runs]
+    return " ".join([f"`{group.recipe}`, {group.setting} on: {conditions}.", *sentences])
 
 
 def _sentence(group: Group, run: Run) -> str:
     s, c = run.summary, run.comparison
+    base = group.baseline.summary if c else None
     clauses = []
-    if s.max_over_mean is not None:
-        planned = run.result.planner != "none" and s.max_over_mean_before is not None
-        before = f" (before the plan {s.max_over_mean_before:.3f})" if planned else ""
-        clauses.append(f"busiest rank at {s.max_over_mean:.3f} times the mean load{before}")
+    if s.max_over_mean is not None and s.max_over_mean_before is not None:
+        clauses.append(
+            f"busiest rank at {s.max_over_mean:.2f} times the mean load, "
+            f"{s.max_over_mean_before:.2f} before the plan"
+        )
     if s.inter_node_fraction is not None:
-        clauses.append(f"{s.inter_node_fraction:.1%} of assignments cross nodes")
-    if s.replica_served_fraction:
-        clauses.append(f"{s.replica_served_fraction:.1%} run on replicas")
+        known = base and base.inter_node_fraction is not None
+        beside = f" (`none`: {100 * base.inter_node_fraction:.1f} %)" if known else ""
+        clauses.append(f"{100 * s.inter_node_fraction:.1f} % of assignments cross nodes{beside}")
     if c and c.speed_ratio is not None:
         clauses.append(f"{c.speed_ratio:.3f} times the tokens/s of `none`")
     elif s.tokens_per_second is not None:
         clauses.append(f"median {s.tokens_per_second:,.0f} tokens/s")
     if group.routing == "natural" and _compares_losses(run):
         clauses.append(
-            f"training loss within {tables.small_percent(c.max_difference)} % of `none` on each of "
-            f"{c.compared_losses:,} steps, {c.bitwise_equal:,} of them bitwise equal"
+            f"training loss within {tables.small_percent(c.max_difference)} % of `none` at every "
+            f"step, bitwise equal on {c.bitwise_equal:,} of {c.compared_losses:,}"
         )
-    return f"`{run.label}`, {s.steps:,} steps: {'; '.join(clauses)}." if clauses else ""
+    return f"`{run.label}` over {s.steps:,} steps: {'; '.join(clauses)}." if clauses else ""
 
 
 def _notes(group: Group) -> list[str]:
@@ -179,6 +180,8 @@ def _numbers(groups: list[Group]) -> dict:
             entry = {"label": run.label, **dataclasses.asdict(run.result)}
             for bulky in ("steps", "validation", "config"):
                 del entry[bulky]
+            for times in ("modelled_us", "measured_us"):
+                entry[times] = {k: number(v) for k, v in (entry[times] or {}).items()} or None
             entry["summary"] = dataclasses.asdict(run.summary)
             entry["compared_with_none"] = None
             if run.comparison:

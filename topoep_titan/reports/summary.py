@@ -70,9 +70,9 @@ class Group:
         return first if first.result.planner == "none" else None
 
     @property
-    def name(self) -> str:
+    def setting(self) -> str:
         routing = "natural" if self.routing == "natural" else f"synthetic ({self.routing})"
-        return f"{self.recipe}, {routing} routing, {self.ranks} ranks, {self.kind}"
+        return f"{routing} routing, {self.ranks} ranks, {self.kind}"
 
 
 def group_runs(results: list[RunResult]) -> list[Group]:
@@ -174,10 +174,7 @@ def _summarize(result: RunResult) -> Summary:
 
 def _compare(result: RunResult, baseline: RunResult) -> Comparison:
     common = {step["step"] for step in result.steps} & {step["step"] for step in baseline.steps}
-    speed, base_speed = (
-        _median(rate for step, rate in series(run, "tokens_per_second").items() if step in common)
-        for run in (result, baseline)
-    )
+    speed, base_speed = (series(run, "tokens_per_second") for run in (result, baseline))
     loss, base_loss = series(result, "loss"), series(baseline, "loss")
     both = sorted(step for step in loss.keys() & base_loss.keys() if base_loss[step])
     difference = {step: (loss[step] - base_loss[step]) / base_loss[step] for step in both}
@@ -188,7 +185,7 @@ def _compare(result: RunResult, baseline: RunResult) -> Comparison:
     worst = max(absolute, key=absolute.get, default=None)
     return Comparison(
         common_steps=len(common),
-        speed_ratio=speed / base_speed if speed and base_speed else None,
+        speed_ratio=_median_ratio(speed, base_speed),
         compared_losses=len(both),
         bitwise_equal=sum(
             bits[step] is not None and bits[step] == base_bits[step] for step in both
@@ -207,3 +204,9 @@ def _over_layers(result: RunResult, key: str) -> list[float]:
 def _median(values: Iterable[float]) -> float | None:
     values = list(values)
     return median(values) if values else None
+
+
+def _median_ratio(values: dict[int, float], base: dict[int, float]) -> float | None:
+    """Of the steps that both have."""
+    both = values.keys() & base.keys()
+    return median(values[s] for s in both) / median(base[s] for s in both) if both else None
