@@ -166,7 +166,7 @@ def test_same_planner_twice_and_missing_values(tmp_path):
     labels = [run["label"] for run in numbers["runs"]]
     assert labels == ["none", "joint (alltoall)", "joint (dedup)"]
     assert cells(markdown, "joint (dedup)")[1] == ["2", MISSING, MISSING, MISSING, "90", "0.900"]
-    assert "`joint (dedup)` is not finite on 1 steps" in markdown
+    assert "`joint (dedup)` is not finite on 1 step," in markdown
     WellFormed(page)
 
 

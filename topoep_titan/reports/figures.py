@@ -63,7 +63,7 @@ def training_loss(group: Group) -> Figure | None:
         bound = 0.0
         for run in compared:
             percentage = {step: 100 * d for step, d in run.comparison.difference.items()}
-            _plot(below, percentage, color=_colour(group, run))
+            _plot(below, percentage, _furthest, color=_colour(group, run))
             bound = max(bound, *map(abs, percentage.values()))
         below.axhline(0, color=_colour(group, group.baseline), linewidth=1, zorder=1)
         below.set_ylim(-1.1 * (bound or 1), 1.1 * (bound or 1))
@@ -79,7 +79,10 @@ def training_loss(group: Group) -> Figure | None:
     _legend(canvas, axes)
     caption = "Training loss of every run."
     if compared:
-        caption += " Below, the signed difference to none: curves that lie on the line agree."
+        caption += (
+            " Below, the signed difference to none, of each point's steps the one that is furthest "
+            "off: curves that lie on the line agree."
+        )
     return _figure(canvas, group, "Training loss", caption + _binning(group))
 
 
@@ -92,7 +95,8 @@ def validation_loss(group: Group) -> Figure | None:
         points = {point["step"]: point["loss"] for point in run.result.validation}
         baseline = run is group.baseline and len(group.runs) > 1
         style = {"linewidth": 4, "markersize": 7} if baseline else {"markersize": 3.5}
-        _plot(axes, points, label=run.label, color=_colour(group, run), marker="o", **style)
+        style["marker"] = "o" if len(points) <= 40 else ""
+        _plot(axes, points, label=run.label, color=_colour(group, run), **style)
     axes.set_title("validation loss (nats per token)")
     _steps_axis(axes)
     _legend(canvas, axes)
@@ -183,7 +187,7 @@ def throughput(group: Group) -> Figure | None:
     axes.set_title("tokens/s, all ranks")
     _steps_axis(axes)
     _legend(canvas, axes)
-    caption = "Points are steps, lines are each run's median. A first step pays for warming up."
+    caption = "Along the run; the lines are medians. A first step pays for warming up."
     return _figure(canvas, group, "Throughput", caption + _binning(group))
 
 
@@ -239,13 +243,11 @@ def _colour(group: Group, run: Run) -> str:
 
 def _binning(group: Group) -> str:
     size = max(math.ceil(run.summary.steps / MAX_POINTS) for run in group.runs)
-    return f" Points are means of up to {size} steps." if size > 1 else ""
+    return f" A point is the mean of up to {size} steps." if size > 1 else ""
 
 
-def _bins(values: dict[int, float]) -> tuple[list[float], list[float]]:
-    steps, size = list(values), math.ceil(len(values) / MAX_POINTS)
-    chunks = [steps[start : start + size] for start in range(0, len(steps), size or 1)]
-    return [mean(chunk) for chunk in chunks], [mean(values[s] for s in chunk) for chunk in chunks]
+def _furthest(values: list[float]) -> float:
+    return max(values, key=abs)
 
 
 def _grid(run: Run, key: str) -> np.ndarray:
@@ -263,16 +265,21 @@ def _grid(run: Run, key: str) -> np.ndarray:
     return grid_LB
 
 
-def _plot(axes, values: dict[int, float], **style) -> None:
-    x, y = _bins(values)
+def _plot(axes, values: dict[int, float], reduce=mean, **style) -> None:
+    """At most MAX_POINTS points, each ``reduce`` of equally many values."""
+    steps, size = list(values), max(math.ceil(len(values) / MAX_POINTS), 1)
+    bins = [steps[start : start + size] for start in range(0, len(steps), size)]
     # One step makes no line: show it as a point.
-    marker = {"marker": "o", "markersize": 4} if len(x) == 1 else {}
-    axes.plot(x, y, **{**marker, **style})
+    marker = {"marker": "o", "markersize": 4} if len(bins) == 1 else {}
+    y = [reduce([values[step] for step in members]) for members in bins]
+    axes.plot([mean(members) for members in bins], y, **{**marker, **style})
 
 
 def _steps_axis(axes) -> None:
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(integer=True, nbins=7, min_n_ticks=1, steps=[1, 2, 5, 10])
+    )
 
 
 def _legend(canvas: Canvas, axes) -> None:

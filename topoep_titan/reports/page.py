@@ -135,7 +135,7 @@ def _sentence(group: Group, run: Run) -> str:
             f"training loss within {tables.small_percent(c.max_difference)} % of `none` at every "
             f"step, bitwise equal on {c.bitwise_equal:,} of {c.compared_losses:,}"
         )
-    return f"`{run.label}` over {s.steps:,} steps: {'; '.join(clauses)}." if clauses else ""
+    return f"`{run.label}` over {_steps(s.steps)}: {'; '.join(clauses)}." if clauses else ""
 
 
 def _notes(group: Group) -> list[str]:
@@ -148,14 +148,14 @@ def _notes(group: Group) -> list[str]:
         longest = max(run.summary.steps, group.runs[0].summary.steps)
         if c and c.common_steps < longest:
             notes.append(
-                f"`{run.label}` has {run.summary.steps:,} steps and `none` "
+                f"`{run.label}` has {_steps(run.summary.steps)} and `none` "
                 f"{group.runs[0].summary.steps:,}: ratios and loss differences are taken on the "
-                f"{c.common_steps:,} steps that both have."
+                f"{_steps(c.common_steps)} that both have."
             )
         if run.summary.non_finite_losses:
             notes.append(
-                f"The loss of `{run.label}` is not finite on {run.summary.non_finite_losses:,} "
-                "steps; these are left out of every number and curve."
+                f"The loss of `{run.label}` is not finite on "
+                f"{_steps(run.summary.non_finite_losses)}, left out of every number and curve."
             )
     if group.routing != "natural" and group.baseline and len(group.runs) > 1:
         notes.append(
@@ -167,6 +167,10 @@ def _notes(group: Group) -> list[str]:
                for run in group.runs):  # fmt: skip
             notes.append(f"The runs differ in their {field}; see the conditions below.")
     return notes
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step" + ("s" if count != 1 else "")
 
 
 def _compares_losses(run: Run) -> bool:
