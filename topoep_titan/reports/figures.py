@@ -79,11 +79,11 @@ def training_loss(group: Group) -> Figure | None:
     _legend(canvas, axes)
     caption = "Training loss of every run."
     if compared:
-        caption += (
-            " Below, the signed difference to none, of each point's steps the one that is furthest "
-            "off: curves that lie on the line agree."
-        )
-    return _figure(canvas, group, "Training loss", caption + _binning(group))
+        caption += " Below, the signed difference to none: curves that lie on the line agree."
+    binning = _binning(group)
+    if compared and binning:
+        binning += " Of a difference, the largest of these steps is shown."
+    return _figure(canvas, group, "Training loss", caption + binning)
 
 
 def validation_loss(group: Group) -> Figure | None:
