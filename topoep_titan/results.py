@@ -25,7 +25,15 @@ STEP_KEYS = (
     "max_over_mean",  # the same under the plan
     "inter_node_fraction",  # of assignments: executed on another node than their source's
     "replica_served_fraction",  # of assignments: executed in a replica slot
-    "layers",  # the same four, replicas and planning time, for each MoE layer
+    "layers",  # LAYER_KEYS of each MoE layer, in the model's order
+)
+LAYER_KEYS = (
+    "max_over_mean_before",
+    "max_over_mean",
+    "inter_node_fraction",
+    "replica_served_fraction",
+    "num_replicas",  # occupied replica slots over all ranks
+    "plan_us",  # measured planning time; None where no planner ran
 )
 
 

@@ -1,0 +1,1 @@
+"""Results of runs (JSON) -> tables, figures and one self-contained page."""

@@ -1,0 +1,267 @@
+"""Runs -> one report: a self-contained HTML page, its content as Markdown, its numbers as JSON.
+
+The content is a list of blocks, written once; two short functions render it.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from topoep_titan.errors import InputError
+from topoep_titan.reports import tables
+from topoep_titan.reports.figures import Figure, all_figures, heat_maps
+from topoep_titan.reports.summary import Group, Run, group_runs, number
+from topoep_titan.reports.tables import PAPER, Table
+from topoep_titan.results import RunResult, read_result, write_atomically
+
+
+@dataclass(frozen=True)
+class Heading:
+    text: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str  # `code` is the only markup
+
+
+@dataclass(frozen=True)
+class Code:
+    text: str
+    summary: str = ""  # given: a block that opens on a click
+
+
+Block = Heading | Paragraph | Code | Table | list[Figure]
+
+
+def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
+    """``topoep report RUN... --out OUT``: read each RUN/result.json, write the report.
+
+    Returns the HTML path. Raises InputError for a run without a readable result, for no runs at
+    all, and when ``out_dir`` cannot be written.
+    """
+    results = [read_result(Path(run) / "result.json") for run in run_dirs]
+    recipes = list(dict.fromkeys(Path(result.recipe).stem for result in results))
+    command = shlex.join(["topoep", "report", *map(str, run_dirs), "--out", str(out_dir)])
+    return write_report(results, out_dir, title=", ".join(recipes), command=command)
+
+
+def write_report(results: list[RunResult], out_dir: Path, *, title: str, command: str) -> Path:
+    """Write ``report.html``, ``report.md`` and ``results.json``; return the HTML path.
+
+    A run with planner ``none`` is the baseline of the other runs of its kind, recipe, routing and
+    number of ranks. ``command`` is what the page names as its reproduction. Equal input gives equal
+    bytes. Raises InputError for no results, a run without steps, and an unwritable ``out_dir``;
+    nothing is written before everything is rendered.
+    """
+    groups = group_runs(results)
+    blocks = _content(groups, command)
+    numbers = {"title": title, "command": command, **_numbers(groups)}
+    texts = {
+        "results.json": json.dumps(numbers, indent=1, allow_nan=False) + "\n",
+        "report.md": _markdown(title, blocks),
+        "report.html": _html(title, blocks),
+    }
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomically(out_dir / name, text)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the report to {out_dir} ({error.strerror}); choose another folder"
+        ) from None
+    return out_dir / "report.html"
+
+
+def _content(groups: list[Group], command: str) -> list[Block]:
+    blocks: list[Block] = [Paragraph(_summary(group)) for group in groups]
+    for group in groups:
+        suffix = f": {group.recipe}, {group.setting}" if len(groups) > 1 else ""
+        blocks += [Heading("Runs" + suffix), *map(Paragraph, _notes(group))]
+        blocks += [tables.balance_table(group), tables.training_table(group)]
+        blocks += [tables.time_table(group)]
+        if group.routing == "natural" and any(_compares_losses(run) for run in group.runs):
+            blocks += [Heading("Loss equivalence" + suffix), tables.loss_table(group)]
+        blocks += [Heading("Figures" + suffix), all_figures(group)]
+        if maps := heat_maps(group):
+            blocks += [Heading("Imbalance by layer and step" + suffix), maps]
+        if layers := tables.layer_table(group):
+            blocks += [Heading("Layers" + suffix), layers]
+    runs = [run for group in groups for run in group.runs]
+    blocks += [Heading("Conditions"), tables.conditions_table(runs)]
+    blocks += [tables.settings_table(group) for group in groups]
+    for group in groups:
+        for run in group.runs:
+            name = f"Resolved configuration of {run.label} ({group.recipe}, {group.setting})"
+            blocks.append(Code(json.dumps(run.result.config, indent=1, sort_keys=True), name))
+    blocks += [Paragraph("This command writes the page again:"), Code(command)]
+    return [block for block in blocks if block]
+
+
+def _summary(group: Group) -> str:
+    """What was run, on what, and each run's main numbers, in one paragraph."""
+    first = group.runs[0].result
+    made_on = [tables.described(first.hardware), tables.described(first.versions)]
+    made_on += [f"commit `{first.commit}`"] if first.commit else []
+    conditions = "; ".join(part for part in made_on if part) or "unknown hardware"
+    others = [run for run in group.runs if run is not group.baseline]
+    sentences = [_sentence(group, run) for run in others or group.runs]
+    return " ".join([f"`{group.recipe}`, {group.setting} on: {conditions}.", *sentences])
+
+
+def _sentence(group: Group, run: Run) -> str:
+    s, c = run.summary, run.comparison
+    base = group.baseline.summary if c else None
+    clauses = []
+    if s.max_over_mean is not None and s.max_over_mean_before is not None:
+        clauses.append(
+            f"busiest rank at {s.max_over_mean:.2f} times the mean load, "
+            f"{s.max_over_mean_before:.2f} before the plan"
+        )
+    if s.inter_node_fraction is not None:
+        known = base and base.inter_node_fraction is not None
+        beside = f" (`none`: {100 * base.inter_node_fraction:.1f} %)" if known else ""
+        clauses.append(f"{100 * s.inter_node_fraction:.1f} % of assignments cross nodes{beside}")
+    if c and c.speed_ratio is not None:
+        clauses.append(f"{c.speed_ratio:.3f} times the tokens/s of `none`")
+    elif s.tokens_per_second is not None:
+        clauses.append(f"median {s.tokens_per_second:,.0f} tokens/s")
+    if group.routing == "natural" and _compares_losses(run):
+        clauses.append(
+            f"training loss within {tables.small_percent(c.max_difference)} % of `none` at every "
+            f"step, bitwise equal on {c.bitwise_equal:,} of {c.compared_losses:,}"
+        )
+    return f"`{run.label}` over {_steps(s.steps)}: {'; '.join(clauses)}." if clauses else ""
+
+
+def _notes(group: Group) -> list[str]:
+    """What a reader must know before comparing: everything that is not alike."""
+    notes = []
+    if group.baseline is None:
+        notes.append("No run with planner `none` is among these: nothing to compare with.")
+    for run in group.runs:
+        c = run.comparison
+        longest = max(run.summary.steps, group.runs[0].summary.steps)
+        if c and c.common_steps < longest:
+            notes.append(
+                f"`{run.label}` has {_steps(run.summary.steps)} and `none` "
+                f"{group.runs[0].summary.steps:,}: ratios and loss differences are taken on the "
+                f"{_steps(c.common_steps)} that both have."
+            )
+        if run.summary.non_finite_losses:
+            notes.append(
+                f"The loss of `{run.label}` is not finite on "
+                f"{_steps(run.summary.non_finite_losses)}, left out of every number and curve."
+            )
+    if group.routing != "natural" and group.baseline and len(group.runs) > 1:
+        notes.append(
+            "Routing is synthetic and the router gets no gradient, so training losses are not "
+            "compared."
+        )
+    for field in ("commit", "versions", "hardware"):
+        if any(getattr(run.result, field) != getattr(group.runs[0].result, field)
+               for run in group.runs):  # fmt: skip
+            notes.append(f"The runs differ in their {field}; see the conditions below.")
+    return notes
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step" + ("s" if count != 1 else "")
+
+
+def _compares_losses(run: Run) -> bool:
+    return run.comparison is not None and run.comparison.compared_losses > 0
+
+
+def _numbers(groups: list[Group]) -> dict:
+    runs = []
+    for group in groups:
+        for run in group.runs:
+            entry = {"label": run.label, **dataclasses.asdict(run.result)}
+            for bulky in ("steps", "validation", "config"):
+                del entry[bulky]
+            for times in ("modelled_us", "measured_us"):
+                entry[times] = {k: number(v) for k, v in (entry[times] or {}).items()} or None
+            entry["summary"] = dataclasses.asdict(run.summary)
+            entry["compared_with_none"] = None
+            if run.comparison:
+                entry["compared_with_none"] = dataclasses.asdict(run.comparison)
+                del entry["compared_with_none"]["difference"]
+            runs.append(entry)
+    return {"runs": runs, "paper": PAPER}
+
+
+def _markdown(title: str, blocks: list[Block]) -> str:
+    parts = [f"# {title}"]
+    for block in blocks:
+        match block:
+            case Heading(text):
+                parts.append(f"## {text}")
+            case Paragraph(text):
+                parts.append(text)
+            case Code(text, summary):
+                fence = f"```\n{text}\n```"
+                opened = f"<details><summary>{escape(summary)}</summary>\n\n{fence}\n\n</details>"
+                parts.append(opened if summary else fence)
+            case Table():
+                parts.append(block.to_markdown())
+            case list():
+                lines = [f"- **{figure.title}.** {figure.caption}" for figure in block]
+                parts.append("\n".join(["Drawn in `report.html`:", "", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _html(title: str, blocks: list[Block]) -> str:
+    style, script = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("css", "js"))
+    headings = [block.text for block in blocks if isinstance(block, Heading)]
+    links = " ".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in headings)
+    body = []
+    for block in blocks:
+        match block:
+            case Heading(text):
+                body.append(f'<h2 id="{_anchor(text)}">{escape(text)}</h2>')
+            case Paragraph(text):
+                body.append("<p>" + re.sub("`([^`]*)`", r"<code>\1</code>", escape(text)) + "</p>")
+            case Code(text, summary):
+                code = f"<pre><code>{escape(text)}</code></pre>"
+                opened = f"<details><summary>{escape(summary)}</summary>{code}</details>"
+                body.append(opened if summary else code)
+            case Table():
+                body.append(block.to_html())
+            case list():
+                drawn = "\n".join(
+                    f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}"
+                    f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
+                    for figure in block
+                )
+                body.append(f'<div class="figures">{drawn}</div>')
+    content = "\n".join(body)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<nav aria-label="Sections">{links}</nav>
+<main>
+{content}
+</main>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def _anchor(text: str) -> str:
+    return re.sub(r"\W+", "-", text.lower()).strip("-")
