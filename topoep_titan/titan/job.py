@@ -135,7 +135,9 @@ def base_config(base: str, recipe: str) -> TopoEPTrainer.Config:
         lr_scheduler=LRSchedulersContainer.Config(),
         # Plain all-to-all reads its split sizes on the host, which CUDA graphs do not allow.
         training=TrainingConfig(disable_cuda_graphs=True),
-        checkpoint=CheckpointManager.Config(last_save_model_only=False),
+        checkpoint=CheckpointManager.Config(
+            last_save_model_only=False, initial_load_model_only=False
+        ),
         activation_checkpoint=None,
         validator=Validator.Config(dataloader=ShardDataLoader.Config()),
         comm=CommConfig(trace_buf_size=0) if on_cpu() else CommConfig(),

@@ -1,0 +1,57 @@
+# TopoEP-Titan. Bare `make` lists the targets. Everything installs itself into $(VENV), once.
+VENV   ?= .venv
+PYTHON ?= python3
+RECIPE ?= toml_configs/qwen3_debug.toml
+NPROC  ?= 4
+NAME   ?= $(basename $(notdir $(RECIPE)))
+ARGS   ?=
+STEPS  ?= 60
+PLANNERS ?= none topoep
+DEMO   ?= outputs/data/demo
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+help:            ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
+	@echo; echo "Variables: NPROC RECIPE NAME ARGS STEPS PLANNERS VENV, e.g."
+	@echo "  make train RECIPE=toml_configs/qwen3_debug.toml NAME=mine ARGS='--training.steps 20'"
+
+install: $(STAMP)  ## create $(VENV) and install everything into it
+$(STAMP): pyproject.toml $(wildcard kernels/CMakeLists.txt kernels/csrc/* kernels/include/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(STAMP)
+
+test: $(STAMP)     ## lint and run the whole test suite
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)     ## ruff: linter and formatter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+demo-data: $(DEMO)/manifest.json  ## build the demo corpus (real text, downloaded once)
+$(DEMO)/manifest.json: $(STAMP) toml_configs/data/demo.toml
+	$(BIN)/python -m data.prepare toml_configs/data/demo.toml --out $(DEMO)
+	touch $@
+
+train: $(STAMP)    ## check RECIPE, then train it with NPROC processes into outputs/NAME
+	$(BIN)/python train.py $(RECIPE) --check --nproc $(NPROC) --name $(NAME) $(ARGS)
+	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) train.py $(RECIPE) --name $(NAME) $(ARGS)
+
+reproduce-qwen: demo-data  ## train Qwen3 under each of PLANNERS and write the report
+	$(BIN)/python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \
+	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+
+tensorboard: $(STAMP)  ## show all runs in outputs/
+	$(BIN)/tensorboard --logdir outputs --bind_all
+
+clean:           ## remove built files (outputs/ and $(VENV) stay)
+	rm -rf build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+.PHONY: help install test lint demo-data train reproduce-qwen tensorboard clean
+.DEFAULT_GOAL := help
