@@ -1,0 +1,94 @@
+// C ABI of the CPU planners. Every function returns 0, or the code of the first thing wrong with its
+// input; nothing is written then. Pointers are checked for contents, not for validity.
+#include <new>
+#include <vector>
+
+#include "topoep.h"
+
+namespace topoep {
+namespace {
+
+enum Error { kOk = 0, kBadSizes, kBadMain, kNegativeLoad, kLargeLoad, kLargeCost, kNoMemory };
+
+// Reused by every plan of this thread: planning allocates nothing after the first call.
+thread_local std::vector<char> block;
+
+char* reserve(i64 bytes) {
+  if (i64(block.size()) < bytes) block.resize(bytes);
+  return block.data();
+}
+
+bool set_sizes(Problem& p, i64 R, i64 E, i64 S, i64 g) {
+  const i64 most = i64(1) << 31;
+  if (R < 1 || E < 1 || S < 0 || g < 1 || R >= most || E >= most || S >= most) return false;
+  if (E % R || R % g || E + R * S >= most || (E + R * S) >= most / R) return false;
+  p.R = int(R), p.E = int(E), p.S = int(S), p.g = int(g);
+  p.M = p.R / p.g, p.e = p.E / p.R, p.per = p.e + p.S, p.G = p.R * p.per;
+  return true;
+}
+
+// Narrows an int64 load into `copy`; checks that counts are non-negative and their sum fits int32.
+template <class T>
+Error check_load(const T* load, i64 count, i32* copy, i64& total) {
+  T any = 0;
+  std::uint64_t sum = 0;
+  for (i64 i = 0; i < count; ++i) {
+    any |= load[i];
+    sum += std::uint64_t(load[i]);
+    if (copy) copy[i] = i32(load[i]);
+  }
+  if (any < 0) return kNegativeLoad;
+  if (any >= (i64(1) << 31) || sum >= (std::uint64_t(1) << 31)) return kLargeLoad;
+  total = i64(sum);
+  return kOk;
+}
+
+template <class State>
+Error start(State& state, const void* load, int load_is_int64, const i32* main, i64 R, i64 E, i64 S,
+            i64 g, i64& total) try {
+  Problem& p = state.p;
+  if (!set_sizes(p, R, E, S, g)) return kBadSizes;
+  p.main = main;
+  Workspace measure(nullptr);
+  measure.take<i32>(load_is_int64 ? R * E : 0);
+  measure.take<i32>(R);
+  carve(state, measure);
+  Workspace workspace(reserve(measure.used()));
+  i32* copy = workspace.take<i32>(load_is_int64 ? R * E : 0);
+  i32* count_R = workspace.take<i32>(R);
+  carve(state, workspace);
+  const Error error = load_is_int64
+                          ? check_load(static_cast<const i64*>(load), R * E, copy, total)
+                          : check_load(static_cast<const i32*>(load), R * E, nullptr, total);
+  p.load = load_is_int64 ? copy : static_cast<const i32*>(load);
+  if (error) return error;
+  return index_mains(p, count_R) ? kOk : kBadMain;
+} catch (const std::bad_alloc&) {
+  return kNoMemory;
+}
+
+}  // namespace
+}  // namespace topoep
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// load [R][E] int32 or int64, main [E]; writes expert_G [G] and assignments_RG [R][G].
+API int topoep_plan_topoep(const void* load, int load_is_int64, const std::int32_t* main,
+                           std::int64_t R, std::int64_t E, std::int64_t S, std::int64_t g,
+                           std::int64_t token_bytes, std::int64_t expert_bytes,
+                           std::int64_t token_far, std::int64_t token_near, std::int32_t* expert_G,
+                           std::int32_t* assignments_RG) {
+  using namespace topoep;
+  Topoep state;
+  i64 total = 0;
+  if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
+  const i64 most = kNever / (total + 1);
+  if (token_bytes > most / 2 || expert_bytes > kNever || token_far > most || token_near > most) {
+    return kLargeCost;
+  }
+  state.cost = {token_bytes, expert_bytes, token_far, token_near};
+  state.expert_G = expert_G;
+  state.assignments_RG = assignments_RG;
+  plan_topoep(state);
+  return kOk;
+}

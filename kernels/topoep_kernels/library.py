@@ -1,0 +1,40 @@
+"""Finds and loads the compiled libraries.
+
+An editable install keeps the Python files in the tree and puts the libraries into site-packages, so
+they are looked for over the package's ``__path__``. ``TOPOEP_KERNELS_LIB`` names another folder.
+"""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import topoep_kernels
+
+BUILD_COMMAND = "cmake -S kernels -B build/dev -G Ninja && cmake --build build/dev"
+
+
+class KernelsMissing(ImportError):
+    """The compiled library is not built, or cannot be loaded."""
+
+
+@cache
+def cpu_library() -> ctypes.CDLL:
+    """``libtopoep_cpu.so``. Raises KernelsMissing that names the folders searched and the remedy."""
+    return _load("libtopoep_cpu.so")
+
+
+def _load(name: str) -> ctypes.CDLL:
+    override = os.environ.get("TOPOEP_KERNELS_LIB")
+    folders = [Path(folder) for folder in ([override] if override else topoep_kernels.__path__)]
+    for folder in folders:
+        if (folder / name).exists():
+            try:
+                return ctypes.CDLL(str(folder / name))
+            except OSError as error:
+                raise KernelsMissing(f"{folder / name} cannot be loaded: {error}") from None
+    searched = ", ".join(str(folder) for folder in folders)
+    raise KernelsMissing(
+        f"{name} is not in {searched}; build it with `pip install -e .` or `{BUILD_COMMAND}`, "
+        "or name the folder that holds it in TOPOEP_KERNELS_LIB"
+    )
