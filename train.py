@@ -5,6 +5,7 @@ and one message when something is wrong. `make train` runs that first.
 """
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -14,12 +15,18 @@ from topoep_titan.titan import device
 device.install()  # before anything else of torchtitan is imported
 
 import torch.distributed as dist
-from torchtitan.tools.logging import init_logger
+from torchtitan.tools.logging import init_logger, logger
 
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
 from topoep_titan.titan.run_folder import open_run, run_state
+
+STATES = {
+    "new": "will be made",
+    "resume": "will go on",
+    "finished": "is finished (its result.json stays)",
+}
 
 
 def main() -> int:
@@ -41,13 +48,13 @@ def main() -> int:
         if first:
             print(f"train.py: {error}", file=sys.stderr)
         return 2
-    if state == "finished" or options.check:
+    if options.check or state == "finished":
         if first:
-            done = f"{folder} is finished; its result is {folder}/result.json"
-            print(done if state == "finished" else f"{options.recipe}: ok, {world} processes, {state} run in {folder}")  # fmt: skip
+            print(f"{options.recipe}: ok, {world} processes, {folder} {STATES[state]}")
         return 0
     if "RANK" not in os.environ:
-        print(f"train.py: start it with torchrun, or: make train RECIPE={options.recipe}", file=sys.stderr)  # fmt: skip
+        remedy = f"start it with torchrun, or: make train RECIPE={options.recipe}"
+        print(f"train.py: {remedy}", file=sys.stderr)
         return 2
     if first:
         open_run(folder, table)
@@ -57,7 +64,10 @@ def main() -> int:
 
 def train(config) -> None:
     init_logger()
+    logger.setLevel(logging.INFO if os.environ["RANK"] == "0" else logging.WARNING)
     trainer = config.build()
+    # One rank speaks: the one that has the loss (under pipeline parallelism not rank 0).
+    logger.setLevel(logging.INFO if trainer.metrics_processor.writes else logging.WARNING)
     try:
         trainer.train()
         trainer.write_result()

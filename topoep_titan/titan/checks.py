@@ -51,8 +51,8 @@ def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
     ep, replicate = parallelism.expert_parallel_degree, parallelism.data_parallel_replicate_degree
     if parallelism.context_parallel_degree != 1:
         raise InputError(
-            f"parallelism.context_parallel_degree is {parallelism.context_parallel_degree}; context "
-            "parallelism is not supported yet, set it to 1"
+            f"parallelism.context_parallel_degree is {parallelism.context_parallel_degree}; "
+            "context parallelism is not supported yet, set it to 1"
         )
     degrees = {"tensor": tp, "pipeline": pp, "data_parallel_replicate": replicate, "expert": ep}
     for name, degree in degrees.items():

@@ -5,10 +5,12 @@ no seam for them, so it must run before any other torchtitan module is imported.
 """
 
 import functools
+import logging
 import os
 import resource
 import sys
 import types
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -20,6 +22,7 @@ def on_cpu() -> bool:
 
 def install() -> None:
     """Make torchtitan's device the CPU where there is no accelerator; idempotent."""
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao's registrations
     import torchtitan.tools.utils as utils
 
     if not on_cpu() or utils.device_type == "cpu":
@@ -28,6 +31,9 @@ def install() -> None:
     if late & sys.modules.keys():
         raise RuntimeError(f"device.install() must run before {sorted(late & sys.modules.keys())}")
     utils.device_type, utils.device_module = "cpu", _CpuModule("topoep_cpu_device")
+    # Known and handled: parameters are drawn whole (init.py), and the router is fp32 here anyway.
+    for message in ("DTensor manual_seed", "DTensor random operators", "In CPU autocast"):
+        warnings.filterwarnings("ignore", message=message)
     # Ranks share the cores; more threads than one each fight for them.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // _local_ranks()))
 

@@ -17,7 +17,7 @@ from torchtitan.protocols.module import Module
 
 
 def make_layout_invariant(model_config: Module.Config, seed: int) -> None:
-    """Wrap every ``param_init`` in the tree so that it draws the whole parameter, seeded by name."""
+    """Wrap every ``param_init`` in the tree: it draws the whole parameter, seeded by its name."""
     for name, config, _, _ in model_config.traverse(Module.Config, recurse=True):
         if config.param_init:
             config.param_init = {

@@ -24,8 +24,20 @@ from topoep_titan.titan.metrics import PlanMetrics
 from topoep_titan.titan.routing import skew_routers
 from topoep_titan.titan.trainer import TopoEPTrainer
 
-# Filled in by `complete`, so neither a recipe nor config.toml has them.
-DERIVED = ("model_spec", "param_groups", "dump_folder", "hf_assets_path", "override")
+# Follows from the rest in `complete`, so neither a recipe nor config.toml says it.
+DERIVED = frozenset(
+    {
+        "dump_folder",
+        "hf_assets_path",
+        "loss",
+        "tokenizer",
+        "model_spec",
+        "optimizer.param_groups",
+        "metrics.num_layers",
+        "dataloader.vocab_size",
+        "validator.dataloader",
+    }
+)
 
 
 def load_job(recipe: Path, arguments: list[str] = ()) -> TopoEPTrainer.Config:
@@ -77,7 +89,10 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
         metrics=dataclasses.replace(config.metrics, num_layers=config.model.n_layers),
         override=dataclasses.replace(
             config.override,
-            imports=[("topoep_titan.titan.routed_experts.replicated", experts)],
+            imports=[
+                *config.override.imports,
+                ("topoep_titan.titan.routed_experts.replicated", experts),
+            ],
         ),
     )
 

@@ -38,21 +38,26 @@ def merge(config: Any, table: dict[str, Any], path: str = "") -> Any:
         raise InputError(f"[{path or 'recipe'}]: {error}") from None
 
 
-def as_table(config: Any, *, leave_out: typing.Container[str] = ()) -> dict[str, Any]:
-    """The dataclass as nested TOML values (None is left out); ``merge`` reads it back."""
+def as_table(config: Any, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The dataclass as nested TOML values, which ``merge`` reads back.
+
+    None is left out, and so are the dotted paths in ``leave_out``.
+    """
     hints = typing.get_type_hints(type(config), include_extras=True)
     table = {}
     for field in dataclasses.fields(config):
         if not _is_public(field) or field.name in leave_out:
             continue
+        prefix = f"{field.name}."
+        below = frozenset(p.removeprefix(prefix) for p in leave_out if p.startswith(prefix))
         value = getattr(config, field.name)
         choices = _choices(hints[field.name])
         if choices:
             kind = next(name for name, cls in choices.items() if _is_a(value, cls))
-            rest = as_table(value) if value is not None else {}
+            rest = {} if value is None else as_table(value, leave_out=below)
             table[field.name] = {"kind": kind, **rest} if rest else kind
         elif dataclasses.is_dataclass(value):
-            table[field.name] = as_table(value)
+            table[field.name] = as_table(value, leave_out=below)
         elif value is not None:
             table[field.name] = _plain(value)
     return table
@@ -67,8 +72,6 @@ def _is_a(value: Any, cls: type | None) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return as_table(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -102,6 +105,8 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
         return value
     elif origin is list and isinstance(value, list):
         return [_coerce(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value)]
+    elif origin is tuple and isinstance(value, list) and len(value) == len(arguments):
+        return tuple(_coerce(item, kind, where) for item, kind in zip(value, arguments))
     elif origin is dict and isinstance(value, dict):
         return value
     elif hint is float and type(value) in (int, float):

@@ -84,7 +84,7 @@ class PlanMetrics(MetricsProcessor):
         self.step_started = time.perf_counter()
 
     def _build_metric_logger(self, *, config, parallel_dims, dump_folder, pp_schedule, **kwargs):
-        """As torchtitan's, with TensorBoard in ``tb/`` itself, so that a resumed run is one curve."""
+        """As torchtitan's, but TensorBoard goes to ``tb/`` itself: a resumed run is one curve."""
         rank = _get_metrics_rank(parallel_dims=parallel_dims, pp_schedule=pp_schedule)
         self.writes = dist.get_rank() == rank
         others = super()._build_metric_logger(

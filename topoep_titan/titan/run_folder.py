@@ -1,4 +1,4 @@
-"""One run, one folder: who it belongs to (``config.toml``), whether it is new, resumable or done."""
+"""One run, one folder: whose it is (``config.toml``), and whether it is new, resumable or done."""
 
 from pathlib import Path
 from typing import Any, Literal

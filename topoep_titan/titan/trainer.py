@@ -60,8 +60,7 @@ class TopoEPTrainer(Trainer):
                     for record in validation
                 ],
                 modelled_us={
-                    key: statistics.fmean(record[key] for record in modelled)
-                    for key in modelled[0]
+                    key: statistics.fmean(record[key] for record in modelled) for key in modelled[0]
                 },
                 measured_us={
                     "step": statistics.median(step["seconds"] for step in steps) * 1e6,

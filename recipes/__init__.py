@@ -1,0 +1,1 @@
+"""Reproduction programs: they loop over training jobs or the simulator; nothing imports them."""

@@ -1,0 +1,130 @@
+"""Train one recipe under several planners, alike in everything else, and write the report.
+
+    python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \\
+        --nproc 4 --steps 60 --planners none topoep
+
+Question: does balancing leave the loss alone, and what does it do to load and traffic? (TopoEP
+paper, Figures 13, 14 and 16.) Every run starts from the same parameters and sees the same batches
+under the same schedule. Runs go to outputs/NAME/<planner>; a finished one is kept, an interrupted
+one goes on. The report is outputs/NAME/report.html (and .md), its numbers results.json.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from topoep_titan.errors import InputError
+from topoep_titan.planning import planner_named
+from topoep_titan.reports.page import write_report
+from topoep_titan.results import read_result
+
+OUTPUTS = Path("outputs")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--name", required=True, help="outputs/NAME")
+    parser.add_argument("--nproc", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--planners", nargs="+", default=["none", "topoep"])
+    options = parser.parse_args(arguments)
+    try:
+        for planner in options.planners:
+            planner_named(planner)
+        results = [read_result(_train(options, planner)) for planner in options.planners]
+        if any(result.routing != "natural" for result in results):
+            raise InputError(
+                f"{options.recipe} sets topoep.router_skew: losses under synthetic routing mean "
+                "nothing; reproduce with a recipe of natural routing"
+            )
+        command = f"make {options.name} NPROC={options.nproc} STEPS={options.steps}"
+        page = write_report(
+            results,
+            OUTPUTS / options.name,
+            title=f"{options.name}: {' against '.join(options.planners)}",
+            command=f'{command} PLANNERS="{" ".join(options.planners)}"',
+        )
+    except InputError as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        return 2 if error.returncode == 2 else 1
+    print(f"report: {page}\nnumbers: {page.with_name('results.json')}")
+    return 0
+
+
+def _train(options: argparse.Namespace, planner: str) -> Path:
+    """Check and train one run; the path of its result. Raises CalledProcessError."""
+    name = f"{options.name}/{planner}"
+    folder = OUTPUTS / name
+    settings = ["--topoep.planner", planner, "--training.steps", str(options.steps)]
+    train = ["train.py", str(options.recipe), "--name", name]
+    check = [sys.executable, *train, "--check", "--nproc", str(options.nproc), *settings]
+    subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
+    if (folder / "result.json").exists():
+        print(f"{planner}: finished earlier, {folder}", flush=True)
+        return folder / "result.json"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", str(options.nproc), *train, *settings]
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
+    with log.open("a") as file:
+        process = subprocess.Popen(launch, stdout=file, stderr=file, start_new_session=True)
+        try:
+            _show_progress(process, folder / "steps.jsonl", planner, options.steps)
+        finally:  # also on Ctrl-C: no rank may be left running
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+    if process.returncode:
+        print(f"\n{planner} failed; the end of {log}:", file=sys.stderr)
+        print("".join(log.read_text().splitlines(keepends=True)[-30:]), file=sys.stderr)
+        raise subprocess.CalledProcessError(1, launch)
+    return folder / "result.json"
+
+
+def _show_progress(process: subprocess.Popen, steps: Path, planner: str, total: int) -> None:
+    """One line, rewritten as steps arrive (on a terminal; in a log, a line every tenth step)."""
+    started, shown, first = time.monotonic(), None, None
+    print(f"{planner}: starting", end="", flush=True)
+    while process.poll() is None:
+        time.sleep(0.5)
+        record = _last_step(steps)
+        if record is None or record["step"] == shown:
+            continue
+        shown = record["step"]
+        first = first or (shown, time.monotonic())
+        pace = (time.monotonic() - first[1]) / max(shown - first[0], 1)
+        line = (
+            f"{planner}: step {shown}/{total}  loss {record['loss']:.4f}  "
+            f"max/mean {record['max_over_mean_before']:.2f} -> {record['max_over_mean']:.2f}  "
+            f"{record['tokens_per_second']:,.0f} tokens/s  {pace * (total - shown):.0f} s left"
+        )
+        if sys.stdout.isatty():
+            print(f"\r\033[K{line}", end="", flush=True)
+        elif shown % 10 == 0 or shown == total:
+            print(f"\n{line}", end="", flush=True)
+    print(f"\n{planner}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _last_step(steps: Path) -> dict | None:
+    for line in reversed(steps.read_text().splitlines() if steps.exists() else []):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # being written
+        if "loss" in record:
+            return record
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
