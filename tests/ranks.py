@@ -16,32 +16,38 @@ class RankPool:
     importing torch and connecting costs seconds.
     """
 
-    def __init__(self, ranks: int):
-        context = get_context("spawn")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def __init__(self, ranks: int, *, connect: bool = True):
+        """``connect=False``: the functions make (and end) their own process groups."""
+        self.ranks, self.connect = ranks, connect
         self.pipes, self.processes = [], []
-        for rank in range(ranks):
+
+    def start(self) -> None:
+        context = get_context("spawn")
+        port = free_port() if self.connect else None
+        for rank in range(self.ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, ranks, port), daemon=True)
+            arguments = (theirs, rank, self.ranks, port)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()  # so that a dead rank closes the pipe
             self.pipes.append(ours)
             self.processes.append(process)
 
     def run(self, fn: Callable, *args: Any, timeout: float = 120) -> list[Any]:
+        if not self.pipes:
+            self.start()
         for pipe in self.pipes:
             pipe.send((fn, args))
         results, waiting = [None] * len(self.pipes), dict(zip(self.pipes, range(len(self.pipes))))
         while waiting:
             ready = wait(list(waiting), timeout)
             if not ready:
+                self.close()
                 raise TimeoutError(f"ranks {list(waiting.values())} hang in {fn.__name__}")
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 ok, results[rank] = pipe.recv()
-                if not ok:  # the others may wait for this rank for ever: the pool is lost
+                if not ok:  # the others may wait for this rank for ever: start anew next time
                     self.close()
                     raise AssertionError(f"{fn.__name__} failed on rank {rank}:\n{results[rank]}")
         return results
@@ -51,15 +57,23 @@ class RankPool:
             pipe.close()
         for process in self.processes:
             process.kill()
+        self.pipes, self.processes = [], []
 
 
-def _serve(pipe, rank: int, ranks: int, port: int) -> None:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _serve(pipe, rank: int, ranks: int, port: int | None) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    if port is not None:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
     while True:
         try:
             fn, args = pipe.recv()

@@ -46,7 +46,8 @@ class ReplicatedRoutedExperts(RoutedExperts):
     def _connect(self, transport) -> None:
         experts = self.config.inner_experts
         self.transport = transport
-        self.main_E = contiguous_mains(transport.ranks, experts.num_experts)
+        with torch.device("cpu"):  # torchtitan builds models on the meta device
+            self.main_E = contiguous_mains(transport.ranks, experts.num_experts)
         self.dims = ModelDims(experts.dim, experts.hidden_dim)
         self.cluster: Cluster = load_cluster(self.config.cluster).resized(
             transport.ranks, min(self.config.ranks_per_node, transport.ranks)

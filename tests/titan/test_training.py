@@ -1,0 +1,108 @@
+"""Same loss whatever the planner and the layout; bit for bit when repeated or recomputed."""
+
+import pytest
+import torch
+
+from tests.ranks import free_port
+from tests.titan.training_cases import expert_parameters, train
+
+pytestmark = pytest.mark.ranks
+
+LAYOUTS = {
+    "EP1": (1, []),
+    "EP2": (2, ["--parallelism.expert-parallel-degree", "2", "--training.local-batch-size", "4"]),
+    "EP4": (4, ["--parallelism.expert-parallel-degree", "4", "--training.local-batch-size", "2"]),
+    "EP2 x FSDP2": (
+        4,
+        ["--parallelism.expert-parallel-degree", "2", "--training.local-batch-size", "2"],
+    ),
+    "PP2 x EP2": (
+        4,
+        ["--parallelism.expert-parallel-degree", "2", "--parallelism.pipeline-parallel-degree", "2",
+         "--training.local-batch-size", "4"],
+    ),
+    "TP2 x EP2": (
+        2,
+        ["--parallelism.expert-parallel-degree", "2", "--parallelism.tensor-parallel-degree", "2"],
+    ),
+    "EP2, 2 microbatches": (
+        2,
+        ["--parallelism.expert-parallel-degree", "2", "--training.local-batch-size", "2"],
+    ),
+}  # fmt: skip
+TOPOEP = ["--topoep.planner", "topoep"]
+
+
+@pytest.fixture(scope="module")
+def run(trainers, folder):
+    """``run(layout, *arguments)`` -> step records; each distinct run is trained once."""
+    finished = {}
+
+    def train_once(layout: str, *arguments: str, again: bool = False) -> list[dict]:
+        key = layout, arguments, again
+        if key not in finished:
+            world, settings = LAYOUTS[layout]
+            results = trainers.run(train, world, free_port(), str(folder), [*settings, *arguments])
+            (finished[key],) = [steps for steps in results if steps is not None]
+        return finished[key]
+
+    return train_once
+
+
+def losses(steps: list[dict]) -> torch.Tensor:
+    assert [step["step"] for step in steps] == list(range(1, 21))
+    return torch.tensor([step["loss"] for step in steps], dtype=torch.float64)
+
+
+def bits(steps: list[dict]) -> list[str]:
+    return [step["loss_hex"] for step in steps]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("planner", ["none", "topoep"])
+def test_loss_is_that_of_one_process(run, layout, planner):
+    reference = losses(run("EP1", "--topoep.planner", "none"))
+    trained = losses(run(layout, "--topoep.planner", planner))
+    assert ((trained - reference).abs() / reference).max() < 1e-5
+
+
+def test_replicas_are_used_and_level_the_load(run):
+    steps = run("EP4", *TOPOEP)
+    assert sum(step["replica_served_fraction"] for step in steps) / len(steps) > 0.1
+    before = sum(step["max_over_mean_before"] for step in steps)
+    assert sum(step["max_over_mean"] for step in steps) < 0.9 * before
+    assert all(step["num_replicas"] == 0 for step in run("EP4", "--topoep.planner", "none"))
+
+
+def test_loss_falls(run):
+    trained = losses(run("EP4", *TOPOEP))
+    assert trained[-1] < trained[0] - 0.5
+
+
+def test_two_runs_are_bitwise_equal(run):
+    assert bits(run("EP4", *TOPOEP)) == bits(run("EP4", *TOPOEP, again=True))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_activation_checkpointing_changes_no_bit_and_counts_once(run, mode):
+    plain, recomputed = run("EP4", *TOPOEP), run("EP4", *TOPOEP, f"activation-checkpoint:{mode}")
+    assert bits(plain) == bits(recomputed)
+    for one, other in zip(plain, recomputed):
+        assert one["num_replicas"] == other["num_replicas"]
+        assert one["max_over_mean"] == other["max_over_mean"]
+
+
+def test_shards_differ_and_are_slices_of_one_draw(trainers, folder):
+    whole, gate = trainers.run(expert_parameters, 1, free_port(), str(folder))[0]
+    parts = trainers.run(expert_parameters, 4, free_port(), str(folder))
+    assert torch.equal(torch.cat([part for part, _ in parts]), whole)
+    assert all(torch.equal(other, gate) for _, other in parts)
+    assert not torch.equal(parts[0][0], parts[1][0])
+    assert not torch.equal(gate[:2], gate[2:4])
+
+
+def test_synthetic_routing_is_skewed_and_trains_no_router(run):
+    steps = run("EP4", *TOPOEP, "--topoep.router-skew", "-4")
+    uniform = run("EP4", *TOPOEP, "--topoep.router-skew", "0")
+    assert min(step["max_over_mean_before"] for step in steps) > 1.5
+    assert max(step["max_over_mean_before"] for step in uniform) < 1.3

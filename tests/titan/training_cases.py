@@ -1,0 +1,68 @@
+"""What a rank runs in the training tests: a whole job in this process, its losses returned."""
+
+import os
+from pathlib import Path
+
+RECIPE = Path(__file__).with_name("tiny.toml")
+
+
+def train(rank: int, ranks: int, world: int, port: int, folder: str, arguments: list[str]):
+    """Train tiny.toml on the first ``world`` ranks; [(loss_hex, measures)] from the loss's rank."""
+    if rank >= world:
+        return None
+    trainer = _build(rank, world, port, folder, arguments)
+    try:
+        trainer.train()
+        steps, _ = trainer.metrics_processor.step_log.read()
+        return steps if trainer.metrics_processor.writes else None
+    finally:
+        _close(trainer)
+
+
+def expert_parameters(rank: int, ranks: int, world: int, port: int, folder: str):
+    """The first layer's w1 of this rank, and the router's weight, as built."""
+    if rank >= world:
+        return None
+    trainer = _build(rank, world, port, folder, _expert_parallel(world))
+    try:
+        moe = trainer.model_parts[0].layers["0"].moe
+        gate = moe.router.gate.weight
+        return moe.routed_experts.inner_experts.w1_EFD.to_local().clone(), gate.full_tensor()
+    finally:
+        _close(trainer)
+
+
+def _expert_parallel(world: int) -> list[str]:
+    return ["--parallelism.expert-parallel-degree", str(world)]
+
+
+def _build(rank: int, world: int, port: int, folder: str, arguments: list[str]):
+    import topoep_titan.titan.device as device
+
+    device.install()
+    import torchtitan.trainer
+
+    from topoep_titan.titan.checks import check_job
+    from topoep_titan.titan.job import complete, load_job
+
+    torchtitan.trainer.time.sleep = lambda seconds: None  # 2 s of courtesy at the end of a run
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    config = load_job(RECIPE, ["--dataloader.dataset-path", f"{folder}/data", *arguments])
+    check_job(config, world)
+    run = Path(folder) / f"run-{port}"
+    run.mkdir(exist_ok=True)
+    return complete(config, run).build()
+
+
+def _close(trainer) -> None:
+    import torch.distributed as dist
+
+    trainer.close()
+    dist.destroy_process_group()
