@@ -57,8 +57,9 @@ def standard_library() -> Part:
     def files() -> Iterator[tuple[str, bytes]]:
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root)
-            # generated at build time, and holds this machine's paths
-            if not skipped.intersection(name.parts) and "_sysconfigdata" not in name.name:
+            # config-* and _sysconfigdata* are generated and hold this machine's paths
+            generated = name.parts[0].startswith(("config-", "_sysconfigdata"))
+            if not generated and not skipped.intersection(name.parts):
                 yield name.as_posix(), path.read_bytes()
 
     return Part(f"{PYTHON} standard library", "PSF-2.0", files(), whole)
