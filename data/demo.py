@@ -76,15 +76,20 @@ SOURCES = {
         "FineWeb",
         (
             Package("jargon-text", "public domain", r"/jargon\.txt\.gz$", sections),
-            Package("git-doc", "GPL-2.0", r"/git-doc/.*\.txt$", sections),
+            Package("git-doc", "GPL-2.0-only", r"/git-doc/.*\.txt$", sections),
         ),
         language_reference,
     ),
     "chinese": Source(
         "FineWeb-2 cmn_Hani",
         (
-            Package("debian-reference-zh-cn", "GPL-2.0+", r"\.zh-cn\.txt\.gz$", sections),
-            Package("manpages-zh", "GFDL-1.2+", r"/man/zh_CN/.*\.gz$", manual_page),
+            Package("debian-reference-zh-cn", "GPL-2.0-or-later", r"\.zh-cn\.txt\.gz$", sections),
+            Package(
+                "manpages-zh",
+                "GFDL-1.2-or-later; some pages GPL-2.0",
+                r"/man/zh_CN/.*\.gz$",
+                manual_page,
+            ),
         ),
     ),
     "python": Source("StarCoderData python", own=standard_library),

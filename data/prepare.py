@@ -253,6 +253,8 @@ def _only_one(out: Path) -> Iterator[None]:
 
 
 def _summary(manifest: Manifest, out: Path) -> None:
+    for what in manifest.missing:
+        print(f"note: MISSING of {what}")
     for source in manifest.sources:
         train = source["tokens"]["train"]
         if train < source["budget"]:
