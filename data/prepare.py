@@ -3,7 +3,7 @@
 Stages: read -> tokenizer -> shards -> manifest. Killed at any point, the same command continues
 behind the last whole shard and ends with the same bytes: every file appears whole, ``.progress/``
 remembers what is done, and the manifest, without which a set does not open, comes last.
-The documents of a corpus are held in memory: meant for corpora up to about a gigabyte of text.
+All documents are held in memory: a demo-sized corpus, not yet one shard per task.
 """
 
 import argparse
