@@ -4,6 +4,7 @@ apt-get gets its own state and cache below ours and the system's sources and key
 downloaded once, never installed, and read straight from its archive.
 """
 
+import functools
 import gzip
 import os
 import re
@@ -30,31 +31,13 @@ def unavailable() -> str | None:
 
 def fetch(packages: list[str]) -> None:
     """Bring the packages into the cache. Raises DataError when apt-get cannot."""
-    folder = cache_folder()
     wanted = [package for package in packages if not archive(package).is_file()]
     if not wanted:
         return
-    for place in ("apt/state/lists/partial", "apt/cache/archives/partial"):
-        (folder / place).mkdir(parents=True, exist_ok=True)
-    apt = [
-        "apt-get", "--quiet=2",
-        "-o", f"Dir::State={folder}/apt/state",
-        "-o", "Dir::State::status=/dev/null",  # what the system has installed does not matter
-        "-o", f"Dir::Cache={folder}/apt/cache",
-        "-o", "APT::Sandbox::User=",  # the folder belongs to us, not to the user _apt
-    ]  # fmt: skip
     print(f"fetch: {', '.join(wanted)} from the system's Debian sources", flush=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for step in (["update"], ["download", *wanted]):
-            done = subprocess.run(
-                [*apt, *step], cwd=scratch, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                said = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-                raise DataError(
-                    f"apt-get {step[0]} failed: {said[0]}; check the network and the system's "
-                    "package sources and run again, or take the source out of the config"
-                )
+    _update_lists()
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
+        _apt_get("download", *wanted, cwd=scratch)
         for file in Path(scratch).glob("*.deb"):
             file.replace(archive(file.name.split("_")[0]))
 
@@ -88,6 +71,33 @@ def members(package: str, pattern: str) -> Iterator[tuple[str, bytes]]:
             f"{process.returncode}); remove the archive and run again"
         )
     yield from sorted(found)
+
+
+@functools.cache  # once in a run
+def _update_lists() -> None:
+    for place in ("apt/state/lists/partial", "apt/cache/archives/partial"):
+        (cache_folder() / place).mkdir(parents=True, exist_ok=True)
+    _apt_get("update", cwd=cache_folder())
+
+
+def _apt_get(*arguments: str, cwd: str | Path) -> None:
+    folder = cache_folder() / "apt"
+    settings = (
+        f"Dir::State={folder}/state",
+        "Dir::State::status=/dev/null",  # what the system has installed does not matter
+        f"Dir::Cache={folder}/cache",
+        "APT::Sandbox::User=",  # the folder belongs to us, not to the user _apt
+    )
+    command = ["apt-get", "--quiet=2", *(f"--option={setting}" for setting in settings)]
+    done = subprocess.run(
+        [*command, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+        raise DataError(
+            f"apt-get {' '.join(arguments)}: {said[0]}; check the network and the system's package "
+            "sources and run again, or take the source out of the config"
+        )
 
 
 def _dpkg_deb(*arguments: str) -> bytes:

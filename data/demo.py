@@ -57,8 +57,9 @@ def standard_library() -> Part:
     def files() -> Iterator[tuple[str, bytes]]:
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root)
-            # generated at build time, and holds this machine's paths
-            if not skipped.intersection(name.parts) and "_sysconfigdata" not in name.name:
+            # config-* and _sysconfigdata* are generated and hold this machine's paths
+            generated = name.parts[0].startswith(("config-", "_sysconfigdata"))
+            if not generated and not skipped.intersection(name.parts):
                 yield name.as_posix(), path.read_bytes()
 
     return Part(f"{PYTHON} standard library", "PSF-2.0", files(), whole)
@@ -75,15 +76,20 @@ SOURCES = {
         "FineWeb",
         (
             Package("jargon-text", "public domain", r"/jargon\.txt\.gz$", sections),
-            Package("git-doc", "GPL-2.0", r"/git-doc/.*\.txt$", sections),
+            Package("git-doc", "GPL-2.0-only", r"/git-doc/.*\.txt$", sections),
         ),
         language_reference,
     ),
     "chinese": Source(
         "FineWeb-2 cmn_Hani",
         (
-            Package("debian-reference-zh-cn", "GPL-2.0+", r"\.zh-cn\.txt\.gz$", sections),
-            Package("manpages-zh", "GFDL-1.2+", r"/man/zh_CN/.*\.gz$", manual_page),
+            Package("debian-reference-zh-cn", "GPL-2.0-or-later", r"\.zh-cn\.txt\.gz$", sections),
+            Package(
+                "manpages-zh",
+                "GFDL-1.2-or-later; some pages GPL-2.0",
+                r"/man/zh_CN/.*\.gz$",
+                manual_page,
+            ),
         ),
     ),
     "python": Source("StarCoderData python", own=standard_library),

@@ -6,7 +6,7 @@ two files that differ only there are one document. The text itself is kept as it
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,46 +54,41 @@ def collect(sources: list[list[Part]], seed: int, validation_fraction: float) ->
     corpus, seen = Corpus(), set()
     for source, parts in enumerate(sources):
         counts = {"files": 0, "quarantined": 0, "empty": 0, "duplicates": 0, "documents": 0}
-        inputs = []
-        for part in parts:
-            read = hashlib.sha256()
-            size = 0
-            for name, content in part.files:
-                counts["files"] += 1
-                size += len(content)
-                read.update(f"{name}\0{len(content)}\0".encode() + content)
-                try:
-                    text = content.decode("utf-8-sig")
-                except UnicodeDecodeError as error:
-                    counts["quarantined"] += 1
-                    where = f"{part.origin}: {name}"
-                    corpus.quarantine.append({"file": where, "reason": f"not UTF-8: {error}"})
-                    continue
-                for piece in part.clean(text):
-                    digest = digest_of(piece)
-                    if digest == _EMPTY:
-                        counts["empty"] += 1
-                    elif digest in seen:
-                        counts["duplicates"] += 1
-                    else:
-                        seen.add(digest)
-                        counts["documents"] += 1
-                        held_out = _fraction(b"validation", digest) < validation_fraction
-                        split = corpus.validation if held_out else corpus.train
-                        split.append(Document(source, piece, digest))
-            inputs.append(
-                {
-                    "origin": part.origin,
-                    "licence": part.licence,
-                    "bytes": size,
-                    "sha256": read.hexdigest(),
-                }
-            )
-        corpus.inputs.append(inputs)
         corpus.counts.append(counts)
+        corpus.inputs.append([])
+        for part in parts:
+            for text in _texts(part, corpus):
+                digest = digest_of(text)
+                if digest == _EMPTY:
+                    counts["empty"] += 1
+                elif digest in seen:
+                    counts["duplicates"] += 1
+                else:
+                    seen.add(digest)
+                    counts["documents"] += 1
+                    held_out = _fraction(b"validation", digest) < validation_fraction
+                    split = corpus.validation if held_out else corpus.train
+                    split.append(Document(source, text, digest))
     for split in (corpus.train, corpus.validation):
         split.sort(key=lambda document: hashlib.sha256(b"%d:" % seed + document.digest).digest())
     return corpus
+
+
+def _texts(part: Part, corpus: Corpus) -> Iterator[str]:
+    """The part's texts, cleaned; books what was read with the last source of the corpus."""
+    counts, read, size = corpus.counts[-1], hashlib.sha256(), 0
+    for name, content in part.files:
+        counts["files"] += 1
+        size += len(content)
+        read.update(f"{name}\0{len(content)}\0".encode() + content)
+        try:
+            yield from part.clean(content.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            counts["quarantined"] += 1
+            corpus.quarantine.append({"file": f"{part.origin}: {name}", "reason": f"{error}"})
+    corpus.inputs[-1].append(
+        {"origin": part.origin, "licence": part.licence, "bytes": size, "sha256": read.hexdigest()}
+    )
 
 
 def digest_of(text: str) -> bytes:

@@ -1,11 +1,12 @@
 """Text to token ids: a byte-level BPE trained on the corpus, or any model's tokenizer.json.
 
-Every document becomes at most 4,095 ids and exactly one EOS. Text never becomes a control token:
-``<|endoftext|>`` written in a document is encoded as ordinary text, otherwise a web page could end
-documents of its own (prompt injection, and a broken document structure).
+Every document becomes at most 4,095 ids and exactly one EOS. Text never becomes an added token:
+``<|endoftext|>`` or ``<think>`` written in a document is encoded as ordinary text, otherwise a web
+page could end documents of its own or teach the model a user's turn.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,11 @@ def load_encoder(path: Path, eos: str) -> Encoder:
     """Raises DataError when the file is no tokenizer or lacks the EOS token."""
     try:
         content = Path(path).read_bytes()
-        tokenizer = Tokenizer.from_buffer(content)
+        table = json.loads(content)
+        # <think>, <tool_call> and their like are not marked special in many models' files
+        for token in table["added_tokens"]:
+            token["special"] = True
+        tokenizer = Tokenizer.from_str(json.dumps(table))
     except OSError as error:
         raise DataError(f"tokenizer {path}: {error.strerror}; give a tokenizer.json") from None
     except Exception as error:  # the library raises plain Exception for a malformed file

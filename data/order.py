@@ -12,7 +12,7 @@ import hashlib
 
 import numpy as np
 
-ROUNDS = 6  # three are a pseudorandom permutation (Luby-Rackoff); small domains mix with more
+ROUNDS = 12  # three are pseudorandom on large domains (Luby-Rackoff); small ones need more
 _MASK64 = (1 << 64) - 1
 
 

@@ -3,7 +3,7 @@
 Stages: read -> tokenizer -> shards -> manifest. Killed at any point, the same command continues
 behind the last whole shard and ends with the same bytes: every file appears whole, ``.progress/``
 remembers what is done, and the manifest, without which a set does not open, comes last.
-The documents of a corpus are held in memory: meant for corpora up to about a gigabyte of text.
+All documents are held in memory: a demo-sized corpus, not yet one shard per task.
 """
 
 import argparse
@@ -22,14 +22,13 @@ from pathlib import Path
 
 from data import shards
 from data.config import Config, load_config, source_parts
-from data.documents import Corpus, Document, collect
-from data.encode import EOS, Encoder, encode, load_encoder, train_tokenizer
+from data.documents import Corpus, collect
+from data.encode import EOS, Encoder, load_encoder, train_tokenizer
 from data.errors import DataError
 from data.order import order_sha256
-from data.pack import concat
-from data.shards import Manifest, Shard, write_manifest, write_shard, write_whole
+from data.shards import Manifest, Shard, write_manifest, write_whole
+from data.write import write_shards
 
-DOCUMENTS_A_CALL = 64  # of the tokenizer
 TRAINING_BYTES_A_TOKEN = 4  # of the budget: about what the tokenizer will reach
 
 
@@ -55,10 +54,7 @@ def prepare(config_path: Path, out: Path) -> Manifest:
         corpus, missing = _read(config)
         _start_or_continue(config, corpus, out)
         encoder = _tokenizer(config, corpus, out)
-        written = {
-            split: list(_write_shards(config, corpus, split, encoder, out))
-            for split in shards.SPLITS
-        }
+        written = {split: _written(config, corpus, split, encoder, out) for split in shards.SPLITS}
         manifest = _manifest(config, corpus, missing, encoder, written)
         if corpus.quarantine:
             lines = [json.dumps(entry, ensure_ascii=False) for entry in corpus.quarantine]
@@ -155,70 +151,23 @@ def _training_texts(config: Config, corpus: Corpus) -> Iterator[str]:
             yield document.text
 
 
-def _write_shards(
+def _written(
     config: Config, corpus: Corpus, split: str, encoder: Encoder, out: Path
-) -> Iterator[tuple[Shard, dict]]:
-    """Each shard of the split with the state behind it: next document, and what was taken."""
-    documents = getattr(corpus, split)
-    share = (
-        1.0 if split == "train" else config.validation_fraction / (1 - config.validation_fraction)
+) -> list[tuple[Shard, dict]]:
+    budgets = [source.tokens for source in config.sources]
+    if split == "validation":  # in proportion, at least one document of each source
+        share = config.validation_fraction / (1 - config.validation_fraction)
+        budgets = [max(1, round(tokens * share)) for tokens in budgets]
+    written = write_shards(
+        getattr(corpus, split),
+        budgets,
+        encoder,
+        out,
+        split,
+        seq_len=config.seq_len,
+        shard_tokens=config.shard_tokens,
     )
-    budgets = [round(source.tokens * share) for source in config.sources]
-    state = {"next": 0, "documents": [0] * len(budgets), "tokens": [0] * len(budgets)}
-    number = 0
-    while True:
-        record = out / ".progress" / f"{split}-{number:05d}.json"
-        if record.exists():  # written behind its shard, which is therefore whole
-            table = json.loads(record.read_text())
-            shard, state = Shard(**table["shard"]), table["state"]
-        else:
-            began = time.perf_counter()
-            ids, source, state = _take(documents, budgets, encoder, config.shard_tokens, state)
-            if not ids:
-                return
-            shard = write_shard(out, split, number, concat(ids, source), config.seq_len)
-            table = {"shard": dataclasses.asdict(shard), "state": state}
-            write_whole(record, json.dumps(table).encode())
-            seconds = time.perf_counter() - began
-            print(
-                f"shards: {shard.file}: {shard.documents:,} documents, {shard.tokens:,} tokens, "
-                f"{shard.tokens / 1e6 / seconds:.2f} Mtok/s",
-                flush=True,
-            )
-        yield shard, state
-        number += 1
-
-
-def _take(
-    documents: list[Document], budgets: list[int], encoder: Encoder, shard_tokens: int, state: dict
-) -> tuple[list, list[int], dict]:
-    """Encode on from ``state`` until a shard is full; skip documents of a source that has enough.
-
-    Whether a document is taken depends on those before it alone, so the result does not depend on
-    where a run was interrupted.
-    """
-    ids_D, source_D, size = [], [], 0
-    taken, tokens, position = list(state["documents"]), list(state["tokens"]), state["next"]
-    while position < len(documents) and size < shard_tokens:
-        group, ends = [], []
-        while position < len(documents) and len(group) < DOCUMENTS_A_CALL:
-            document = documents[position]
-            position += 1
-            if tokens[document.source] < budgets[document.source]:
-                group.append(document)
-                ends.append(position)
-        for document, end, ids in zip(group, ends, encode(encoder, [d.text for d in group])):
-            if tokens[document.source] >= budgets[document.source]:
-                continue
-            ids_D.append(ids)
-            source_D.append(document.source)
-            taken[document.source] += 1
-            tokens[document.source] += ids.size
-            size += ids.size
-            if size >= shard_tokens:
-                position = end  # the rest of the group belongs to the next shard
-                break
-    return ids_D, source_D, {"next": position, "documents": taken, "tokens": tokens}
+    return list(written)
 
 
 def _manifest(
@@ -239,9 +188,11 @@ def _manifest(
             "sequences": sequences,
             "order_sha256": order_sha256(sequences, config.seed),
         }
+    ends = {
+        split: written[split][-1][1] for split in shards.SPLITS
+    }  # states behind the last shards
     sources = []
     for index, source in enumerate(config.sources):
-        ends = {split: written[split][-1][1] if written[split] else None for split in shards.SPLITS}
         sources.append(
             {
                 "name": source.name,
@@ -249,8 +200,8 @@ def _manifest(
                 "inputs": corpus.inputs[index],
                 "read": corpus.counts[index],
                 "budget": source.tokens,
-                "documents": {k: end["documents"][index] if end else 0 for k, end in ends.items()},
-                "tokens": {k: end["tokens"][index] if end else 0 for k, end in ends.items()},
+                "documents": {split: end["documents"][index] for split, end in ends.items()},
+                "tokens": {split: end["tokens"][index] for split, end in ends.items()},
             }
         )
     manifest = Manifest(
@@ -284,6 +235,8 @@ def _manifest(
 @contextlib.contextmanager
 def _only_one(out: Path) -> Iterator[None]:
     """Make the directory ours: a new one, an unfinished set or a finished one, and one process."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; give a new directory as --out")
     out.mkdir(parents=True, exist_ok=True)
     folder = os.open(out, os.O_RDONLY)
     try:
@@ -300,6 +253,8 @@ def _only_one(out: Path) -> Iterator[None]:
 
 
 def _summary(manifest: Manifest, out: Path) -> None:
+    for what in manifest.missing:
+        print(f"note: MISSING of {what}")
     for source in manifest.sources:
         train = source["tokens"]["train"]
         if train < source["budget"]:

@@ -1,0 +1,208 @@
+"""From text files to a verified set: what is kept, what is dropped, and killed at every stage."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from data import inspect, prepare, verify
+from data.encode import EOS, MAX_IDS, decode, encode, load_encoder, train_tokenizer
+from data.errors import DataError
+from data.shards import open_shards, read_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """
+seq_len = 16
+seed = 3
+validation_fraction = 0.2
+shard_tokens = 400
+
+[tokenizer]
+train_vocab_size = 300
+
+[[sources]]
+name = "hand"
+tokens = {tokens}
+files = "{folder}/texts/*.txt"
+licence = "CC0-1.0"
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """40 files of pronounceable text, and the ones that go wrong elsewhere."""
+    (tmp_path / "texts").mkdir()
+    draw = random.Random(0)
+    words = [
+        "".join(draw.choice("bdfgklmn") + draw.choice("aeiou") for _ in range(3)) for _ in "x" * 50
+    ]
+    texts = {f"{i:02d}": " ".join(draw.choices(words, k=30)) for i in range(40)}
+    texts |= {
+        "control": f"before {EOS} after {EOS}{EOS}",
+        "chinese": "集群里的专家\u2028并行 \u0085 e\u0301",
+        "twin-a": "the same\n\n text\u00e9",
+        "twin-b": "the  same text" + "e\u0301",  # differs in spaces and in Unicode form
+        "empty": " \n\t ",
+    }
+    for name, text in texts.items():
+        (tmp_path / "texts" / f"{name}.txt").write_text(text, newline="")
+    (tmp_path / "texts" / "latin1.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    path = tmp_path / "tiny.toml"
+    path.write_text(CONFIG.format(folder=tmp_path, tokens=100_000))
+    return path
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_round_trip(config, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert prepare.main([str(config), "--out", str(out)]) == 0
+    assert verify.main([str(out)]) == 0  # one EOS a document, and at its end
+    manifest = read_manifest(out)
+    assert manifest.sources[0]["read"] == {
+        "files": 46, "quarantined": 1, "empty": 1, "duplicates": 1, "documents": 43,
+    }  # fmt: skip
+    assert "latin1.txt" in (out / "quarantine.jsonl").read_text()
+    written = {
+        p.read_bytes().decode()
+        for p in (config.parent / "texts").iterdir()
+        if "latin" not in p.name
+    }
+    encoder, decoded = load_encoder(out / "tokenizer.json", EOS), []
+    for split in ("train", "validation"):
+        shards = open_shards(out, split)
+        for tokens, first_D in zip(shards.tokens, shards.first):
+            for ids in np.split(tokens, first_D[1:]):
+                decoded.append(decode(encoder, ids[:-1]))
+    assert len(decoded) == len(set(decoded)) == 43
+    assert set(decoded) < written  # byte for byte, U+2028, U+0085 and decomposed accents too
+    capsys.readouterr()
+    assert inspect.main([str(out), "--index", "1"]) == 0
+    assert "files of hand (CC0-1.0)" in capsys.readouterr().out
+    assert inspect.main([str(out), "--index", "100000"]) == 2
+
+
+def test_finished_or_other_or_foreign(config, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = [str(config), "--out", str(out)]
+    assert prepare.main(arguments) == 0
+    before = contents(out)
+    assert prepare.main(arguments) == 0
+    assert "finished already" in capsys.readouterr().out
+    config.write_text(config.read_text().replace("seed = 3", "seed = 4"))
+    assert prepare.main(arguments) == 2
+    assert "made with another seed" in capsys.readouterr().err
+    assert contents(out) == before
+    foreign = tmp_path / "texts"
+    assert prepare.main([str(config), "--out", str(foreign)]) == 2
+    assert "holds other files" in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from data import prepare
+renames, replace = 0, Path.replace
+def killed(self, target):
+    global renames
+    renames += 1
+    if renames == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)  # the temporary file is there, the file is not
+    return replace(self, target)
+Path.replace = killed
+prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+# renames: 1 plan, 2 tokenizer, 3 each of the 11 shards (tokens, documents, record), 36 quarantine,
+# 37 manifest
+STAGES = {"plan": 1, "tokenizer": 2, "second shard": 6, "its record": 8, "manifest": 37}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_and_run_again_gives_the_same_bytes(config, tmp_path, stage):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    prepare.prepare(config, whole)
+    assert len(read_manifest(whole).shards) == 11
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(config), str(out), str(STAGES[stage])],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with pytest.raises(DataError, match=r"manifest.json is missing"):
+        open_shards(out, "train")
+    prepare.prepare(config, out)
+    assert contents(out) == contents(whole)
+
+
+def test_unfinished_set_of_another_corpus_is_not_continued(config, tmp_path):
+    out = tmp_path / "out"
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(config), str(out), "8"],
+        cwd=ROOT, capture_output=True, check=False,
+    )  # fmt: skip
+    (config.parent / "texts" / "00.txt").write_text("another text in the place of the first")
+    prepare.prepare(config, out)
+    fresh = tmp_path / "fresh"
+    prepare.prepare(config, fresh)
+    assert contents(out) == contents(fresh)
+
+
+def test_budget_stops_a_source(config, tmp_path):
+    config.write_text(CONFIG.format(folder=tmp_path, tokens=500))
+    manifest = prepare.prepare(config, tmp_path / "out")
+    train = manifest.splits["train"]["tokens"]
+    longest = 30 * 6 + 30  # no document has more bytes, so none more tokens
+    assert 500 <= train < 500 + longest
+    assert manifest.sources[0]["tokens"]["train"] == train
+
+
+def test_ids_are_cut_and_end_in_one_eos(config, tmp_path):
+    prepare.prepare(config, tmp_path / "out")
+    encoder = load_encoder(tmp_path / "out" / "tokenizer.json", EOS)
+    long, control, empty = encode(encoder, ["\u00ff" * 5000, EOS, ""])  # ÿ: two bytes, unseen
+    assert long.size == MAX_IDS + 1
+    assert long[-1] == encoder.eos_id
+    assert (control == encoder.eos_id).sum() == 1
+    assert decode(encoder, control[:-1]) == EOS
+    assert empty.tolist() == [encoder.eos_id]
+
+
+def test_added_tokens_that_are_not_marked_special_stay_text_too(tmp_path):
+    tokenizer = Tokenizer.from_str(train_tokenizer(["some text to think about"], 300))
+    tokenizer.add_tokens(["<think>"])
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    think = tokenizer.token_to_id("<think>")
+    assert tokenizer.encode("a <think>").ids[-1] == think  # what the file alone would do
+    encoder = load_encoder(tmp_path / "tokenizer.json", EOS)
+    (ids,) = encode(encoder, ["a <think>"])
+    assert think not in ids
+    assert decode(encoder, ids[:-1]) == "a <think>"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("seq_len = 16", "seq_length = 16", "unknown key 'seq_length'; did you mean 'seq_len'?"),
+        ("seed = 3", 'seed = "3"', "seed is '3'; give"),
+        ("seed = 3\n", "", "seed is missing"),
+        ("validation_fraction = 0.2", "validation_fraction = 1.5", "fraction between 0 and 1"),
+        ("shard_tokens = 400", "shard_tokens = 16", "holds no sequence of seq_len 16"),
+        ("train_vocab_size = 300", "train_vocab_size = 256", "at least 257"),
+        ("train_vocab_size = 300", 'file = "x.json"', "file and eos go together"),
+        ('licence = "CC0-1.0"', "", "files and licence go together"),
+        ('name = "hand"', 'nme = "hand"', "did you mean 'name'?"),
+        ("/texts/", "/nothing/", "no file matches"),
+    ],
+)
+def test_wrong_config(config, tmp_path, capsys, before, after, message):
+    text = config.read_text()
+    assert before in text
+    config.write_text(text.replace(before, after))
+    assert prepare.main([str(config), "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
