@@ -1,4 +1,4 @@
-"""Ranks for tests: a pool of processes that share one gloo group and run functions by name."""
+"""Ranks for tests: processes that run functions by name, in one gloo group or one of their own."""
 
 import os
 import socket
@@ -12,18 +12,19 @@ from typing import Any
 class RankPool:
     """``pool.run(fn, *args)`` calls ``fn(rank, ranks, *args)`` on every rank; results by rank.
 
-    ``fn`` must be importable (a module-level function). The processes start once and stay, since
-    importing torch and connecting costs seconds.
+    ``fn`` must be importable (a module-level function). Processes are forked from a server that has
+    imported torch and torchtitan once. They share a gloo group and stay for the next call; with
+    ``fresh=True`` every call has new ones, and the functions make their own process groups.
     """
 
-    def __init__(self, ranks: int, *, connect: bool = True):
-        """``connect=False``: the functions make (and end) their own process groups."""
-        self.ranks, self.connect = ranks, connect
+    def __init__(self, ranks: int, *, fresh: bool = False):
+        self.ranks, self.fresh = ranks, fresh
         self.pipes, self.processes = [], []
 
     def start(self) -> None:
-        context = get_context("spawn")
-        port = free_port() if self.connect else None
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["tests.preload"])
+        port = None if self.fresh else free_port()
         for rank in range(self.ranks):
             ours, theirs = context.Pipe()
             arguments = (theirs, rank, self.ranks, port)
@@ -50,6 +51,8 @@ class RankPool:
                 if not ok:  # the others may wait for this rank for ever: start anew next time
                     self.close()
                     raise AssertionError(f"{fn.__name__} failed on rank {rank}:\n{results[rank]}")
+        if self.fresh:
+            self.close()
         return results
 
     def close(self) -> None:

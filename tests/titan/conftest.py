@@ -42,6 +42,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def trainers():
-    pool = RankPool(4, connect=False)
+    pool = RankPool(4, fresh=True)
     yield pool
     pool.close()

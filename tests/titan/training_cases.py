@@ -27,7 +27,8 @@ def expert_parameters(rank: int, ranks: int, world: int, port: int, folder: str)
     try:
         moe = trainer.model_parts[0].layers["0"].moe
         gate = moe.router.gate.weight
-        return moe.routed_experts.inner_experts.w1_EFD.to_local().clone(), gate.full_tensor()
+        w1_EFD = moe.routed_experts.inner_experts.w1_EFD
+        return w1_EFD.to_local().detach().clone(), gate.full_tensor().detach()
     finally:
         _close(trainer)
 
@@ -37,10 +38,7 @@ def _expert_parallel(world: int) -> list[str]:
 
 
 def _build(rank: int, world: int, port: int, folder: str, arguments: list[str]):
-    import topoep_titan.titan.device as device
-
-    device.install()
-    import torchtitan.trainer
+    import torchtitan.trainer  # the fork server has it already
 
     from topoep_titan.titan.checks import check_job
     from topoep_titan.titan.job import complete, load_job

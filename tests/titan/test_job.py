@@ -1,0 +1,150 @@
+"""Recipes: what they resolve to, and one clear message for everything that can be wrong."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import tomli
+import tomli_w
+
+from topoep_titan.titan import device
+
+device.install()
+
+import train
+from topoep_titan.errors import InputError
+from topoep_titan.titan.job import load_job, resolved_table
+
+RECIPES = Path(__file__).parents[2] / "toml_configs"
+TINY = Path(__file__).with_name("tiny.toml")
+
+
+def write_recipe(folder: Path, text: str) -> Path:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(f'extends = "{RECIPES}/qwen3_debug.toml"\n{text}')
+    return recipe
+
+
+def test_merge_order_base_recipe_command_line(tmp_path):
+    recipe = write_recipe(tmp_path, "[optimizer]\nlr = 0.5\n[topoep]\nreplica_slots = 3\n")
+    config = load_job(recipe, ["--topoep.replica-slots", "4"])
+    assert config.optimizer.lr == 0.5  # the recipe's own
+    assert config.optimizer.param_groups[0].optimizer_kwargs["lr"] == 0.5
+    assert config.topoep.replica_slots == 4  # the command line's
+    assert config.topoep.ranks_per_node == 2  # of the recipe that it extends
+    assert config.model.num_experts == 32  # of the base
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_resolved_recipe_is_a_recipe(path, tmp_path):
+    config = load_job(path)
+    table = resolved_table(config)
+    written = tmp_path / "config.toml"
+    written.write_text(tomli_w.dumps(table))
+    again = load_job(written)
+    assert resolved_table(again) == tomli.loads(written.read_text())
+    assert again.optimizer == config.optimizer
+    assert again.activation_checkpoint == config.activation_checkpoint
+
+
+def test_published_qwen3(tmp_path):
+    full = load_job(RECIPES / "qwen3_30b_a3b.toml")
+    assert (full.model.n_layers, full.parallelism.expert_parallel_degree) == (48, 32)
+    reduced = load_job(RECIPES / "qwen3_30b_a3b_5l.toml")
+    assert (reduced.model.n_layers, reduced.model.num_experts) == (5, 128)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[training]\nstep = 3", r"unknown key 'training.step'; did you mean 'steps'\?"),
+        ("[trainin]\nsteps = 3", r"unknown key 'trainin'; did you mean 'training'\?"),
+        ("[topoep]\nzzz = 1", r"unknown key 'topoep.zzz'; \[topoep\] has: cluster, dispatcher"),
+        ("[training]\nsteps = 'many'", "'training.steps': expected int, got 'many'"),
+        ("[training]\nsteps = true", "'training.steps': expected int, got True"),
+        ("[topoep]\ndispatcher = 'x'", "'topoep.dispatcher': expected one of 'alltoall', got 'x'"),
+        ("activation_checkpoint = 'half'", "expected one of selective, full"),
+        ("[checkpoint]\ninterval = 0", r"\[checkpoint\]: Checkpoint interval needs"),
+        ("base = 'gpt'", "base is 'gpt'; choose one of: qwen3_debug"),
+        ("[training\n", "is not TOML"),
+    ],
+)
+def test_wrong_recipes(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        load_job(write_recipe(tmp_path, text))
+
+
+def test_recipes_in_a_circle(tmp_path):
+    (tmp_path / "a.toml").write_text('extends = "b.toml"')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"')
+    with pytest.raises(InputError, match="circle"):
+        load_job(tmp_path / "a.toml")
+
+
+def check(monkeypatch, folder: Path, *arguments: str) -> int:
+    settings = ["--dataloader.dataset-path", str(folder / "data"), "--dump-folder", str(folder)]
+    settings += ["--training.local-batch-size", "2"]
+    argv = ["train.py", str(TINY), "--check", "--nproc", "4", *settings, *arguments]
+    monkeypatch.setattr(sys, "argv", argv)
+    try:
+        return train.main()
+    except SystemExit as exit:  # tyro ends the process itself
+        return exit.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topoep.planner", "best"], "unknown planner 'best'; choose one of: none, topoep"),
+        (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
+        (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
+        (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
+        (["--model.num-experts", "6", "--parallelism.expert-parallel-degree", "4"],
+         "model.num_experts (6) must be a multiple of parallelism.expert_parallel_degree (4)"),
+        (["--parallelism.expert-parallel-degree", "3"], "(3) must divide data_parallel_shard"),
+        (["--parallelism.pipeline-parallel-degree", "3"], "4 processes do not fit the layout"),
+        (["--parallelism.context-parallel-degree", "2"], "context parallelism is not supported"),
+        (["--compile.enable"], "torch.compile is not supported"),
+        (["--training.seq-len", "4096"], "training.seq_len (4096) must be at most"),
+        (["--model.vocab-size", "100"], "vocab"),
+        (["--training.global-batch-size", "9"], "training.global_batch_size (9)"),
+        (["--training.stps", "9"], "training.st"),
+    ],
+)  # fmt: skip
+def test_check_refuses_with_one_message(monkeypatch, capsys, folder, arguments, message):
+    assert check(monkeypatch, folder, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "tiny").exists()  # nothing was made
+
+
+def test_check_finds_missing_and_corrupt_shards(monkeypatch, capsys, folder, tmp_path):
+    shutil.copytree(folder / "data", tmp_path / "data")
+    assert check(monkeypatch, tmp_path) == 0
+    shard = next((tmp_path / "data").glob("train-*.tokens"))
+    damaged = bytearray(shard.read_bytes())
+    damaged[1000] ^= 1
+    shard.write_bytes(damaged)
+    assert check(monkeypatch, tmp_path) == 2
+    assert shard.name in capsys.readouterr().err
+    shard.unlink()
+    assert check(monkeypatch, tmp_path) == 2
+    assert shard.name in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "data")
+    assert check(monkeypatch, tmp_path) == 2
+    assert "data.prepare" in capsys.readouterr().err
+
+
+def test_a_folder_of_another_recipe_is_refused(monkeypatch, capsys, folder, tmp_path):
+    shutil.copytree(folder / "data", tmp_path / "data")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "notes.txt").write_text("mine")
+    assert check(monkeypatch, tmp_path) == 2
+    assert "is not a run" in capsys.readouterr().err
+    settings = ["--dataloader.dataset-path", str(tmp_path / "data"), "--training.steps", "7"]
+    settings += ["--training.local-batch-size", "2"]
+    table = resolved_table(load_job(TINY, settings))
+    (tmp_path / "tiny" / "config.toml").write_text(tomli_w.dumps(table))
+    assert check(monkeypatch, tmp_path) == 2
+    assert "'training.steps' was 7, now 20" in capsys.readouterr().err
+    assert check(monkeypatch, tmp_path, "--training.steps", "7") == 0
