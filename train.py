@@ -20,7 +20,7 @@ from torchtitan.tools.logging import init_logger, logger
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
-from topoep_titan.titan.run_folder import open_run, run_state
+from topoep_titan.titan.run_folder import RESULT, open_run, run_state
 
 STATES = {
     "new": "will be made",
@@ -43,7 +43,10 @@ def main() -> int:
         table = resolved_table(config)
         world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
         check_job(config, world)
-        state = run_state(folder, table)
+        # Rank 0 alone looks into the folder, since it also fills it while the others start; when it
+        # refuses, torchrun ends them. That a run is finished, all ranks see alike.
+        finished = (folder / RESULT).exists()
+        state = run_state(folder, table) if first or finished else "new"
     except InputError as error:
         if first:
             print(f"train.py: {error}", file=sys.stderr)
