@@ -5,7 +5,7 @@ RECIPE ?= toml_configs/qwen3_debug.toml
 NPROC  ?= 4
 NAME   ?= $(basename $(notdir $(RECIPE)))
 ARGS   ?=
-STEPS  ?= 60
+STEPS  ?= 100
 PLANNERS ?= none topoep
 DEMO   ?= outputs/data/demo
 

@@ -42,7 +42,7 @@ def main() -> int:
         folder = Path(config.dump_folder) / (options.name or config.recipe)
         table = resolved_table(config)
         world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
-        check_job(config, world)
+        check_job(config, world, verify_data=first)
         # Rank 0 alone looks into the folder, since it also fills it while the others start; when it
         # refuses, torchrun ends them. That a run is finished, all ranks see alike.
         finished = (folder / RESULT).exists()

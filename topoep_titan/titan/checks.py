@@ -13,11 +13,14 @@ from topoep_titan.titan.trainer import TopoEPTrainer
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
-def check_job(config: TopoEPTrainer.Config, nproc: int) -> None:
-    """Raise InputError with the first thing that is wrong for ``nproc`` processes."""
+def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True) -> None:
+    """Raise InputError with the first thing that is wrong for ``nproc`` processes.
+
+    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
+    """
     _check_topoep(config)
     _check_layout(config, nproc)
-    _check_data(config)
+    _check_data(config, verify_data)
 
 
 def _check_topoep(config: TopoEPTrainer.Config) -> None:
@@ -108,13 +111,14 @@ def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
         )
 
 
-def _check_data(config: TopoEPTrainer.Config) -> None:
+def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
     folder = Path(config.dataloader.dataset_path)
     try:
         splits = ["train", "validation"] if config.validator.enable else ["train"]
         for split in splits:
             open_shards(folder, split, vocab_size=config.model.vocab_size)
-        if sum(file.stat().st_size for file in folder.glob("*")) <= VERIFY_LIMIT:
+        size = sum(file.stat().st_size for file in folder.glob("*"))
+        if verify_data and size <= VERIFY_LIMIT:
             verify(folder)
     except DataError as error:
         raise InputError(f"dataloader.dataset_path: {error}") from None
