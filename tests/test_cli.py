@@ -164,7 +164,7 @@ def workload_command(tmp_path, *more):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["skew", "zipf"])
+@pytest.mark.parametrize("kind", ["skew", "zipf", "coupled"])
 def test_workload_writes_load_and_ids(kind, tmp_path, capsys):
     ids_out = tmp_path / "ids.npy"
     assert main(workload_command(tmp_path, "--kind", kind, "--ids-out", str(ids_out))) == 0
@@ -184,6 +184,8 @@ def test_workload_writes_load_and_ids(kind, tmp_path, capsys):
         (["--kind", "skew", "--seed", "-1"], "--seed is -1"),
         (["--kind", "skew", "--top-k", "17"], "16 experts with top-k 17"),
         (["--kind", "skew", "--ranks", "0"], "ranks is 0"),
+        (["--kind", "skew", "--tokens-per-rank", "10000000000"], "10000000000 tokens per rank"),
+        (["--kind", "coupled", "--experts", "18"], "18 experts with top-k 2 do not form 4 equal"),
         (["--kind", "flat"], "invalid choice: 'flat'"),
     ],
 )

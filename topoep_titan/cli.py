@@ -29,7 +29,7 @@ from topoep_titan.planning.bench import (
 )
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
-from topoep_titan.planning.workloads import load_of, skew, zipf
+from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
 from topoep_titan.results import write_atomically
 
 DEFAULT_CLUSTER = "h800_4x8"  # the paper's testbed
@@ -154,7 +154,7 @@ def _plan_text(report: dict[str, Any], cluster: Cluster) -> str:
 
 def _workload_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--kind", choices=("skew", "zipf"), required=True)
+    add("--kind", choices=("skew", "zipf", "coupled"), required=True)
     add("--experts", type=int, required=True)
     add("--top-k", type=int, required=True)
     add("--ranks", type=int, required=True)
@@ -170,26 +170,31 @@ def _workload(arguments: argparse.Namespace) -> int:
         raise InputError(f"--seed is {arguments.seed}; give an integer of at least 0")
     for path in (arguments.out, arguments.ids_out):
         _check_folder(path)
-    shape = arguments.experts, arguments.top_k, arguments.ranks, arguments.tokens_per_rank
-    if arguments.kind == "skew":
-        router_skew = -4.0 if arguments.router_skew is None else arguments.router_skew
-        if not math.isfinite(router_skew):
-            raise InputError(f"--router-skew is {router_skew}; give a finite number, 0 to -4")
-        ids_RTK = skew(*shape, router_skew=router_skew, seed=arguments.seed)
-    else:
-        if arguments.router_skew is not None:
-            raise InputError(
-                f"--router-skew is {arguments.router_skew:g}, but kind {arguments.kind} has none; "
-                "leave it out or use --kind skew"
-            )
-        ids_RTK = zipf(*shape, seed=arguments.seed)
-    for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_of(ids_RTK, shape[0]))):
+    ids_RTK = _draw(arguments)
+    load_RE = load_of(ids_RTK, arguments.experts)
+    for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_RE)):
         if path:
             buffer = io.BytesIO()
             np.save(buffer, tensor.numpy())
             _write(path, buffer)
             print(f"{path}: {tensor.numpy().dtype} {tuple(tensor.shape)}")
     return 0
+
+
+def _draw(arguments: argparse.Namespace) -> Tensor:
+    kind, router_skew, seed = arguments.kind, arguments.router_skew, arguments.seed
+    shape = arguments.experts, arguments.top_k, arguments.ranks, arguments.tokens_per_rank
+    if kind == "skew":
+        router_skew = -4.0 if router_skew is None else router_skew
+        if not math.isfinite(router_skew):
+            raise InputError(f"--router-skew is {router_skew}; give a finite number, 0 to -4")
+        return skew(*shape, router_skew=router_skew, seed=seed)
+    if router_skew is not None:
+        raise InputError(
+            f"--router-skew is {router_skew:g}, but kind {kind} has none; "
+            "leave it out or use --kind skew"
+        )
+    return zipf(*shape, seed=seed) if kind == "zipf" else coupled_ids(*shape, seed=seed)
 
 
 # --- topoep bench-planner

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from topoep_titan.errors import InputError
+from topoep_titan.planning.coupled import coupled, coupling_for
+from topoep_titan.planning.plan import MAX_ASSIGNMENTS
+
+MOST_LOGITS = 2**29  # of one rank, drawn at once
 
 
 def skew(
@@ -42,6 +46,13 @@ def zipf(experts: int, top_k: int, ranks: int, tokens: int, *, seed: int) -> Ten
     )
 
 
+def coupled_ids(experts: int, top_k: int, ranks: int, tokens: int, *, seed: int) -> Tensor:
+    """int16 (R, T, K): one layer of the ``coupled`` workload, its documents dealt to the ranks."""
+    _check(experts, top_k, ranks, tokens)
+    ids_LTK = coupled(coupling_for(experts, top_k), layers=1, tokens=ranks * tokens, seed=seed)
+    return ids_LTK.view(ranks, tokens, top_k)
+
+
 def load_of(ids_RTK: Tensor, experts: int) -> Tensor:
     """int64 (R, E): assignments from each rank to each expert."""
     return torch.stack([torch.bincount(ids.flatten(), minlength=experts) for ids in ids_RTK.int()])
@@ -59,6 +70,11 @@ def _check(experts: int, top_k: int, ranks: int, tokens: int) -> None:
     for name, value in (("ranks", ranks), ("tokens per rank", tokens), ("top-k", top_k)):
         if value < 1:
             raise InputError(f"{name} is {value}; give at least 1")
+    if ranks * tokens * top_k > MAX_ASSIGNMENTS or tokens * experts > MOST_LOGITS:
+        raise InputError(
+            f"{tokens} tokens per rank are too many to draw; at most {MOST_LOGITS // experts} with "
+            f"{experts} experts, and {MAX_ASSIGNMENTS} assignments in all"
+        )
     if not top_k <= experts <= 2**15:  # ids are int16, as in recorded traces
         raise InputError(
             f"{experts} experts with top-k {top_k}; give at least top-k and at most {2**15} experts"
