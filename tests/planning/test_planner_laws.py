@@ -84,7 +84,7 @@ def problems(draw):
     if draw(st.booleans()):
         main_E = main_E[torch.from_numpy(rng.permutation(experts))]
     load = draw(st.sampled_from(PATTERNS))(rng, ranks, main_E.numpy())
-    return torch.from_numpy(load.astype(np.int64)), {
+    return torch.from_numpy(load.astype(draw(st.sampled_from([np.int32, np.int64])))), {
         "main_E": main_E,
         "cluster": H800.resized(ranks, ranks_per_node),
         "model_dims": draw(st.sampled_from([TINY, QWEN3])),

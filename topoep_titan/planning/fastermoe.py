@@ -8,7 +8,8 @@ section 6.1. With k shadows the release predicts, for the busiest expert that is
 and shadows one more while this falls strictly. B_k is the (k+1)-th largest total of an expert over
 all sources (the release sums over experts instead, which is the same for every source and shadows
 nothing). Adaptations: this project's expert and bf16 in the unit costs; ``bw`` is the slowest link
-of the group, as the model knows one; shadows stop where a rank has no slot left.
+of the group, as the model knows one; shadows stop where a rank has no slot left. Where several
+experts are about equally hot the first shadow lowers no B, and the policy does nothing.
 """
 
 from torch import Tensor
