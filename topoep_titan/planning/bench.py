@@ -136,15 +136,16 @@ def table_line(row: dict[str, Any] | None) -> str:
     """One line of the terminal's table; the heading for None."""
     if row is None:
         return (
-            f"{'planner':14}{'':10}{'E':>4} {'group':>6} {'S':>2} {'workload':>9} {'seed':>4}"
+            f"{'planner':14}{'':10}{'E/K/D/F':>15} {'group':>6} {'S':>2} {'workload':>9} {'seed':>4}"
             f"{'max/mean':>10}{'inter':>8}{'replica':>9}{'modelled':>11}{'/bound':>8}{'plan':>11}"
         )
+    shape = "/".join(str(row[k]) for k in ("experts", "top_k", "hidden", "moe_intermediate"))
     group = f"{row['ranks'] // row['ranks_per_node']}x{row['ranks_per_node']}"
     skew_of = "" if row["router_skew"] is None else f" {row['router_skew']:g}"
     total = row["modelled_us"]["total"]
     ratio = f"{total / row['bound_us']:.2f}" if row["bound_us"] else "-"
     return (
-        f"{row['planner']:14}{row['implementation']:10}{row['experts']:4} {group:>6} "
+        f"{row['planner']:14}{row['implementation']:10}{shape:>15} {group:>6} "
         f"{row['replica_slots']:2} {row['workload'] + skew_of:>9} {row['seed']:4}"
         f"{row['max_over_mean']:10.3f}{row['inter_node_fraction']:8.1%}"
         f"{row['replica_served_fraction']:9.1%}{total / 1e3:8.2f} ms{ratio:>8}"
