@@ -137,7 +137,8 @@ def table_line(row: dict[str, Any] | None) -> str:
     if row is None:
         return (
             f"{'planner':14}{'':10}{'E/K/D/F':>15} {'group':>6} {'S':>2} "
-            f"{'workload':>9} {'seed':>4}{'max/mean':>10}{'inter':>8}{'replica':>9}{'modelled':>11}{'/bound':>8}{'plan':>11}"
+            f"{'workload':>9} {'seed':>4}{'max/mean':>10}{'inter':>8}{'replica':>9}"
+            f"{'modelled':>11}{'/bound':>8}{'plan':>11}"
         )
     shape = "/".join(str(row[k]) for k in ("experts", "top_k", "hidden", "moe_intermediate"))
     group = f"{row['ranks'] // row['ranks_per_node']}x{row['ranks_per_node']}"
