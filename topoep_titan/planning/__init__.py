@@ -10,8 +10,13 @@ from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
 from topoep_titan.errors import InputError
+from topoep_titan.planning.eplb import eplb, eplb_free
+from topoep_titan.planning.fastermoe import fastermoe
+from topoep_titan.planning.flexmoe import flexmoe, flexmoe_free
+from topoep_titan.planning.moonep import moonep, moonep_free
 from topoep_titan.planning.plan import Plan, check_load, check_plan, unbalanced_plan
 from topoep_titan.planning.topoep import topoep
+from topoep_titan.planning.ultraep import ultraep
 
 
 def none(
@@ -26,7 +31,21 @@ def none(
     return unbalanced_plan(load_RE, main_E, replica_slots)
 
 
-PLANNERS: dict[str, Callable[..., Plan]] = {"none": none, "topoep": topoep}
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "none": none,
+    "topoep": topoep,
+    "eplb": eplb,
+    "fastermoe": fastermoe,
+    "flexmoe": flexmoe,
+    "ultraep": ultraep,
+    "moonep": moonep,
+}
+# As published, outside the contract (mains move, or more than S slots): for comparison only.
+FREE_PLANNERS: dict[str, Callable[..., Plan]] = {
+    "eplb-free": eplb_free,
+    "flexmoe-free": flexmoe_free,
+    "moonep-free": moonep_free,
+}
 
 
 def planner_named(name: str) -> Callable[..., Plan]:
@@ -36,4 +55,4 @@ def planner_named(name: str) -> Callable[..., Plan]:
     return PLANNERS[name]
 
 
-__all__ = ["PLANNERS", "Plan", "check_load", "check_plan", "planner_named"]
+__all__ = ["FREE_PLANNERS", "PLANNERS", "Plan", "check_load", "check_plan", "planner_named"]

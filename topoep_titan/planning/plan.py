@@ -33,11 +33,12 @@ class Plan:
         return int((self.expert_G >= 0).sum()) - int(self.expert_G.max()) - 1
 
 
-def check_load(load_RE: Tensor, main_E: Tensor, replica_slots: int) -> None:
+def check_load(load_RE: Tensor, main_E: Tensor | None, replica_slots: int) -> None:
     """Raise InputError unless the planners' common input is well formed.
 
     ``load_RE``: non-negative integers (R, E), E a multiple of R, at most 2**31 - 1 assignments.
-    ``main_E``: rank of each expert's main instance, exactly E/R experts on each rank.
+    ``main_E``: rank of each expert's main instance, exactly E/R experts on each rank; None stands
+    for the contiguous default.
     """
     if load_RE.ndim != 2 or load_RE.dtype not in (torch.int32, torch.int64):
         raise InputError(
@@ -61,6 +62,13 @@ def check_load(load_RE: Tensor, main_E: Tensor, replica_slots: int) -> None:
             f"load holds {float(load_RE.double().sum()):.0f} assignments, more than "
             f"{MAX_ASSIGNMENTS}, the most that int32 counts carry; plan smaller microbatches"
         )
+    if isinstance(replica_slots, bool) or not isinstance(replica_slots, int) or replica_slots < 0:
+        raise InputError(f"replica_slots is {replica_slots!r}; give an integer of at least 0")
+    if main_E is not None:
+        _check_mains(main_E, ranks, experts)
+
+
+def _check_mains(main_E: Tensor, ranks: int, experts: int) -> None:
     if main_E.shape != (experts,) or main_E.dtype not in (torch.int32, torch.int64):
         raise InputError(
             f"main must hold one integer rank for each of the {experts} experts, got shape "
@@ -76,8 +84,6 @@ def check_load(load_RE: Tensor, main_E: Tensor, replica_slots: int) -> None:
             f"main puts {int(mains_R[rank])} experts on rank {rank}; "
             f"every rank must hold exactly {experts // ranks}"
         )
-    if isinstance(replica_slots, bool) or not isinstance(replica_slots, int) or replica_slots < 0:
-        raise InputError(f"replica_slots is {replica_slots!r}; give an integer of at least 0")
 
 
 def contiguous_mains(ranks: int, experts: int) -> Tensor:

@@ -1,0 +1,291 @@
+"""The ``topoep`` command: plan a load, draw a workload, measure the planners.
+
+Exit codes: 0 done, 2 the input is wrong (one sentence on stderr), 1 anything else.
+"""
+
+import argparse
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topoep_titan.cluster import Cluster, ModelDims, load_cluster
+from topoep_titan.errors import InputError
+from topoep_titan.planning import PLANNERS, check_load, planner_named
+from topoep_titan.planning.bench import (
+    CELLS,
+    DEFAULT_CELLS,
+    TINY_CELLS,
+    bench_rows,
+    table_line,
+    timed,
+)
+from topoep_titan.planning.plan import contiguous_mains
+from topoep_titan.planning.quality import plan_quality
+from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
+from topoep_titan.results import write_atomically
+
+DEFAULT_CLUSTER = "h800_4x8"  # the paper's testbed
+MOST_WIDTH = 10**6  # of hidden and moe-intermediate: modelled picoseconds stay far inside int64
+MOST_PLAN_COUNTS = 2**28  # ranks x slots of assignments_RG: 1 GiB
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.run(arguments)
+    except InputError as error:
+        print(f"topoep: {error}", file=sys.stderr)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its complaints are InputErrors, one sentence like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="topoep", description="Plan and price expert-parallel MoE loads.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, help_text, add_options, run in (
+        ("plan", "plan one load and price the plan", _plan_options, _plan),
+        ("workload", "draw a standard workload", _workload_options, _workload),
+        ("bench-planner", "quality and time of every planner", _bench_options, _bench),
+    ):
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        add_options(command)
+        command.set_defaults(run=run)
+    return parser
+
+
+# --- topoep plan
+
+
+def _plan_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--load", type=Path, required=True, help=".npy of integer counts (ranks, experts)")
+    add("--planner", required=True, help=f"one of: {', '.join(PLANNERS)}")
+    add("--replica-slots", type=int, required=True, help="replica slots a rank")
+    add("--hidden", type=int, required=True, help="model width")
+    add("--moe-intermediate", type=int, required=True, help="width of one expert")
+    add("--ranks-per-node", type=int, help="ranks of one NVLink domain (default: the cluster's)")
+    add("--cluster", default=DEFAULT_CLUSTER, help="name or .toml file (default: %(default)s)")
+    add("--main", type=Path, help=".npy of each expert's main rank (default: contiguous)")
+    add("--out", type=Path, help="write expert_G, assignments_RG and main_E to this .npz")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    planner = planner_named(arguments.planner)
+    load_RE = _read_integers(arguments.load)
+    main_E = _read_integers(arguments.main) if arguments.main else None
+    check_load(load_RE, main_E, arguments.replica_slots)
+    ranks, experts = load_RE.shape
+    slots = ranks * (experts // ranks + arguments.replica_slots)
+    if ranks * slots > MOST_PLAN_COUNTS:
+        raise InputError(
+            f"{arguments.replica_slots} replica slots make a plan of {ranks} x {slots} counts; "
+            f"at most {MOST_PLAN_COUNTS}, and more than {experts - experts // ranks} slots a rank "
+            "are never used"
+        )
+    if main_E is None:
+        main_E = contiguous_mains(ranks, experts)
+    cluster = _cluster(arguments, ranks)
+    dims = ModelDims(
+        hidden=_at_least_1("--hidden", arguments.hidden, MOST_WIDTH),
+        moe_intermediate=_at_least_1("--moe-intermediate", arguments.moe_intermediate, MOST_WIDTH),
+    )
+    _check_folder(arguments.out)
+    plan, plan_us = timed(
+        lambda: planner(
+            load_RE, main_E=main_E, cluster=cluster, model_dims=dims,
+            replica_slots=arguments.replica_slots,
+        )
+    )  # fmt: skip
+    quality = plan_quality(plan, main_E=main_E, cluster=cluster, model_dims=dims)
+    report = {
+        "planner": arguments.planner,
+        "max_over_mean": quality.max_over_mean,
+        "inter_node_fraction": quality.inter_node_fraction,
+        "replica_served_fraction": quality.replica_served_fraction,
+        "num_replicas": quality.num_replicas,
+        "modelled_us": quality.modelled.as_us(),
+        "plan_us": plan_us,
+    }
+    if arguments.out:
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            expert_G=plan.expert_G.numpy(),
+            assignments_RG=plan.assignments_RG.numpy(),
+            main_E=main_E.numpy(),
+        )
+        _write(arguments.out, buffer)
+    print(json.dumps(report) if arguments.json else _plan_text(report, cluster))
+    return 0
+
+
+def _plan_text(report: dict[str, Any], cluster: Cluster) -> str:
+    us = report["modelled_us"]
+    terms = ", ".join(f"{name} {us[name]:.0f}" for name in ("compute", "token", "replica", "plan"))
+    return (
+        f"{report['planner']} on {cluster.nodes} x {cluster.ranks_per_node} ranks "
+        f"(rates of {cluster.name})\n"
+        f"  busiest over mean rank load   {report['max_over_mean']:.3f}\n"
+        f"  executed on another node      {report['inter_node_fraction']:.2%}\n"
+        f"  executed by replicas          {report['replica_served_fraction']:.2%}, "
+        f"{report['num_replicas']} replicas\n"
+        f"  modelled layer, microseconds  {us['total']:.0f} ({terms})\n"
+        f"  planning, measured here       {report['plan_us']:.0f} microseconds"
+    )
+
+
+# --- topoep workload
+
+
+def _workload_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--kind", choices=("skew", "zipf", "coupled"), required=True)
+    add("--experts", type=int, required=True)
+    add("--top-k", type=int, required=True)
+    add("--ranks", type=int, required=True)
+    add("--tokens-per-rank", type=int, required=True)
+    add("--router-skew", type=float, help="kind skew: 0 is uniform, the default -4 most skewed")
+    add("--seed", type=int, required=True)
+    add("--out", type=Path, required=True, help="write the int64 load (ranks, experts), .npy")
+    add("--ids-out", type=Path, help="write the int16 expert ids (ranks, tokens, top-k), .npy")
+
+
+def _workload(arguments: argparse.Namespace) -> int:
+    if arguments.seed < 0:
+        raise InputError(f"--seed is {arguments.seed}; give an integer of at least 0")
+    for path in (arguments.out, arguments.ids_out):
+        _check_folder(path)
+    ids_RTK = _draw(arguments)
+    load_RE = load_of(ids_RTK, arguments.experts)
+    for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_RE)):
+        if path:
+            buffer = io.BytesIO()
+            np.save(buffer, tensor.numpy())
+            _write(path, buffer)
+            print(f"{path}: {tensor.numpy().dtype} {tuple(tensor.shape)}")
+    return 0
+
+
+def _draw(arguments: argparse.Namespace) -> Tensor:
+    kind, router_skew, seed = arguments.kind, arguments.router_skew, arguments.seed
+    shape = arguments.experts, arguments.top_k, arguments.ranks, arguments.tokens_per_rank
+    if kind == "skew":
+        router_skew = -4.0 if router_skew is None else router_skew
+        if not math.isfinite(router_skew):
+            raise InputError(f"--router-skew is {router_skew}; give a finite number, 0 to -4")
+        return skew(*shape, router_skew=router_skew, seed=seed)
+    if router_skew is not None:
+        raise InputError(
+            f"--router-skew is {router_skew:g}, but kind {kind} has none; "
+            "leave it out or use --kind skew"
+        )
+    return zipf(*shape, seed=seed) if kind == "zipf" else coupled_ids(*shape, seed=seed)
+
+
+# --- topoep bench-planner
+
+
+def _bench_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--cells", type=_names, help=f"of: {','.join(CELLS)} (default: {','.join(DEFAULT_CELLS)})")
+    add("--planner", type=_names, help="only these (default: every planner)")
+    add("--slots", type=integer_list, default=(2,), help="replica slots a rank (default: 2)")
+    add("--seeds", type=integer_list, default=(0,), help="seeds of the workloads (default: 0)")
+    add("--cluster", default=DEFAULT_CLUSTER, help="rates, name or .toml (default: %(default)s)")
+    add("--bounds", action="store_true", help=f"add {','.join(TINY_CELLS)} with their MILP bounds")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    cells = arguments.cells or DEFAULT_CELLS
+    if arguments.bounds:
+        cells = (*cells, *(cell for cell in TINY_CELLS if cell not in cells))
+    for option, values in (("--slots", arguments.slots), ("--seeds", arguments.seeds)):
+        if min(values) < 0:
+            raise InputError(f"{option} holds {min(values)}; give integers of at least 0")
+    rows = []
+    torch.set_num_threads(1)  # one core, as a rank's planner has
+    for row in bench_rows(
+        load_cluster(arguments.cluster), cells, arguments.planner, arguments.slots,
+        arguments.seeds, arguments.bounds,
+    ):  # fmt: skip
+        if not arguments.json:
+            print(table_line(row) if rows else f"{table_line(None)}\n{table_line(row)}", flush=True)
+        rows.append(row)
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+    return 0
+
+
+# --- shared
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def integer_list(text: str) -> tuple[int, ...]:  # argparse shows the name when it fails
+    return tuple(int(part) for part in text.split(","))
+
+
+def _cluster(arguments: argparse.Namespace, ranks: int) -> Cluster:
+    per_node = arguments.ranks_per_node
+    if per_node is not None:
+        _at_least_1("--ranks-per-node", per_node, ranks)
+    return load_cluster(arguments.cluster).resized(ranks, per_node)
+
+
+def _at_least_1(option: str, value: int, most: int) -> int:
+    if not 1 <= value <= most:
+        raise InputError(f"{option} is {value}; give an integer from 1 to {most}")
+    return value
+
+
+def _read_integers(path: Path) -> Tensor:
+    """The array of a .npy file as int64. Raises InputError for anything but integers."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); give a .npy file"
+        ) from None
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} is not a .npy file of numbers ({error})") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} is an archive of arrays; save the one array with numpy.save")
+    if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
+        raise InputError(f"{path} holds {array.dtype} values; save whole numbers as int64")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _check_folder(path: Path | None) -> None:
+    """Before the work is done: a result must have a place to go."""
+    if path and (path.is_dir() or not path.parent.is_dir()):
+        reason = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"output {path} {reason}; give a file in an existing folder")
+
+
+def _write(path: Path, buffer: io.BytesIO) -> None:
+    try:
+        write_atomically(path, buffer.getvalue())
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Measure planners on the standard cells: quality of the plan, time of the call, lower bound.
+
+A cell is a model's MoE shape on a group of ranks; its workload is drawn once and planned by every
+planner. Letters: R ranks, E experts, S replica slots a rank.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from topoep_titan.cluster import Cluster, ModelDims
+from topoep_titan.errors import InputError
+from topoep_titan.planning import FREE_PLANNERS, PLANNERS
+from topoep_titan.planning.bounds import MILP_EXPERTS, MILP_RANKS, milp_bound, relaxed_bound
+from topoep_titan.planning.plan import Plan, contiguous_mains
+from topoep_titan.planning.quality import plan_quality
+from topoep_titan.planning.workloads import load_of, skew, zipf
+
+TOKENS = 4096  # of one rank and microbatch, as the paper trains
+ROUTER_SKEWS = (0.0, -0.5, -1.0, -2.0, -4.0)
+WARM_UPS, REPEATS = 20, 200  # as the paper times its solver (Figure 11)
+SLOW_US, SLOW_REPEATS = 5000.0, 5  # a call above 5 ms is timed five times without warm-up
+MILP_SECONDS = 15.0  # of one search
+
+
+@dataclass(frozen=True)
+class Cell:
+    experts: int
+    top_k: int
+    hidden: int
+    moe_intermediate: int
+    ranks: int
+    ranks_per_node: int
+
+
+CELLS = {
+    # The paper's groups (Table 1).
+    "qwen3": Cell(128, 8, 2048, 768, 32, 8),
+    "glm": Cell(128, 8, 4096, 1408, 16, 8),
+    "deepseek": Cell(160, 6, 5120, 1536, 16, 8),
+    # The workload of its Figures 10 and 11, and the other two models on the whole testbed.
+    "e640": Cell(640, 8, 2048, 768, 32, 8),
+    "glm-32": Cell(128, 8, 4096, 1408, 32, 8),
+    "deepseek-32": Cell(160, 6, 5120, 1536, 32, 8),
+    # Small enough for the rank-level bound.
+    "tiny-2x4": Cell(16, 4, 2048, 768, 8, 4),
+    "tiny-4x4": Cell(32, 4, 2048, 768, 16, 4),
+    "tiny-2x8": Cell(64, 8, 2048, 768, 16, 8),
+}
+TINY_CELLS = ("tiny-2x4", "tiny-4x4", "tiny-2x8")  # added by --bounds
+DEFAULT_CELLS = tuple(name for name in CELLS if name not in TINY_CELLS)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    planner: str
+    implementation: Literal["reference", "native", "cuda"]
+    function: Callable[..., Plan]
+    bounded: bool = True  # pinned mains and S slots: the lower bounds hold
+
+
+def contestants() -> list[Contestant]:
+    """Everything that can plan on this machine."""
+    return [Contestant(name, "reference", planner) for name, planner in PLANNERS.items()] + [
+        Contestant(name, "reference", planner, bounded=False)
+        for name, planner in FREE_PLANNERS.items()
+    ]
+
+
+def bench_rows(
+    cluster: Cluster,
+    cells: Sequence[str],
+    planners: Sequence[str] | None = None,
+    slots: Sequence[int] = (2,),
+    seeds: Sequence[int] = (0,),
+    with_milp: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """One row for each cell, workload, seed, number of slots and planner, as they are measured.
+
+    ``cluster`` gives the rates; its size follows the cell. ``bound_us`` is the relaxed bound, or
+    the MILP's where ``with_milp`` and the cell is small enough, and None for the published forms
+    that the bounds do not cover. Raises InputError for an unknown cell or planner.
+    """
+    chosen = [c for c in contestants() if planners is None or c.planner in planners]
+    _check_names("planner", planners or (), [c.planner for c in contestants()])
+    _check_names("cell", cells, list(CELLS))
+    for name in cells:
+        cell = CELLS[name]
+        group = cluster.resized(cell.ranks, cell.ranks_per_node)
+        for workload, router_skew in [*(("skew", s) for s in ROUTER_SKEWS), ("zipf", None)]:
+            for seed in seeds:
+                load_RE = _draw(cell, router_skew, seed)
+                for replica_slots in slots:
+                    problem = {
+                        "main_E": contiguous_mains(cell.ranks, cell.experts),
+                        "cluster": group,
+                        "model_dims": ModelDims(cell.hidden, cell.moe_intermediate),
+                        "replica_slots": replica_slots,
+                    }
+                    bound_us = _bound(load_RE, problem, with_milp) / 1e6
+                    for contestant in chosen:
+                        yield {
+                            "planner": contestant.planner,
+                            "implementation": contestant.implementation,
+                            **vars(cell),
+                            "replica_slots": replica_slots,
+                            "workload": workload,
+                            "router_skew": router_skew,
+                            "seed": seed,
+                            **_measure(contestant, load_RE, problem),
+                            "bound_us": bound_us if contestant.bounded else None,
+                        }
+
+
+def timed(call: Callable[[], Plan]) -> tuple[Plan, float]:
+    """The plan and the median time of a call in microseconds."""
+
+    def once() -> float:
+        start = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - start) / 1e3
+
+    plan = call()
+    if once() > SLOW_US:
+        return plan, statistics.median(once() for _ in range(SLOW_REPEATS))
+    for _ in range(WARM_UPS):
+        call()
+    return plan, statistics.median(once() for _ in range(REPEATS))
+
+
+def table_line(row: dict[str, Any] | None) -> str:
+    """One line of the terminal's table; the heading for None."""
+    if row is None:
+        return (
+            f"{'planner':14}{'':10}{'E/K/D/F':>15} {'group':>6} {'S':>2} "
+            f"{'workload':>9} {'seed':>4}{'max/mean':>10}{'inter':>8}{'replica':>9}"
+            f"{'modelled':>11}{'/bound':>8}{'plan':>11}"
+        )
+    shape = "/".join(str(row[k]) for k in ("experts", "top_k", "hidden", "moe_intermediate"))
+    group = f"{row['ranks'] // row['ranks_per_node']}x{row['ranks_per_node']}"
+    skew_of = "" if row["router_skew"] is None else f" {row['router_skew']:g}"
+    total = row["modelled_us"]["total"]
+    ratio = f"{total / row['bound_us']:.2f}" if row["bound_us"] else "-"
+    return (
+        f"{row['planner']:14}{row['implementation']:10}{shape:>15} {group:>6} "
+        f"{row['replica_slots']:2} {row['workload'] + skew_of:>9} {row['seed']:4}"
+        f"{row['max_over_mean']:10.3f}{row['inter_node_fraction']:8.1%}"
+        f"{row['replica_served_fraction']:9.1%}{total / 1e3:8.2f} ms{ratio:>8}"
+        f"{row['plan_us']:8.0f} us"
+    )
+
+
+def _draw(cell: Cell, router_skew: float | None, seed: int) -> Tensor:
+    shape = cell.experts, cell.top_k, cell.ranks, TOKENS
+    if router_skew is None:
+        return load_of(zipf(*shape, seed=seed), cell.experts)
+    return load_of(skew(*shape, router_skew=router_skew, seed=seed), cell.experts)
+
+
+def _bound(load_RE: Tensor, problem: dict[str, Any], with_milp: bool) -> int:
+    ranks, experts = load_RE.shape
+    if with_milp and ranks <= MILP_RANKS and experts <= MILP_EXPERTS:
+        return milp_bound(load_RE, **problem, time_limit=MILP_SECONDS).total
+    return relaxed_bound(load_RE, **problem)
+
+
+def _measure(contestant: Contestant, load_RE: Tensor, problem: dict[str, Any]) -> dict[str, Any]:
+    plan, plan_us = timed(lambda: contestant.function(load_RE, **problem))
+    quality = plan_quality(
+        plan,
+        main_E=problem["main_E"],
+        cluster=problem["cluster"],
+        model_dims=problem["model_dims"],
+    )
+    return {
+        "max_over_mean": quality.max_over_mean,
+        "inter_node_fraction": quality.inter_node_fraction,
+        "replica_served_fraction": quality.replica_served_fraction,
+        "modelled_us": quality.modelled.as_us(),
+        "plan_us": plan_us,
+    }
+
+
+def _check_names(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise InputError(f"unknown {kind} {name!r}; choose from: {', '.join(known)}")
