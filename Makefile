@@ -46,6 +46,9 @@ reproduce-qwen: demo-data  ## train Qwen3 under each of PLANNERS and write the r
 	$(BIN)/python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \
 	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
 
+bench-planner: $(STAMP)  ## quality and planning time of every planner, as a table
+	$(BIN)/topoep bench-planner $(ARGS)
+
 tensorboard: $(STAMP)  ## show all runs in outputs/
 	$(BIN)/tensorboard --logdir outputs --bind_all
 
@@ -53,5 +56,5 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-.PHONY: help install test lint demo-data train reproduce-qwen tensorboard clean
+.PHONY: help install test lint demo-data train reproduce-qwen bench-planner tensorboard clean
 .DEFAULT_GOAL := help

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # room -> (what it may import besides the standard library and itself)
 COMMON = {"topoep_titan.errors", "topoep_titan.results", "numpy", "tomli"}
-PURE = COMMON | {"torch", "scipy", "highspy", "topoep_kernels"}
+PURE = COMMON | {"torch", "scipy", "topoep_kernels"}
 ALLOWED = {
     "topoep_titan/cluster": PURE,
     "topoep_titan/planning": PURE | {"topoep_titan.cluster"},

@@ -1,4 +1,4 @@
-"""The ``topoep`` command: plan a load, draw a workload, measure the planners.
+"""The ``topoep`` command: plan a load, draw a workload, measure the planners, report on runs.
 
 Exit codes: 0 done, 2 the input is wrong (one sentence on stderr), 1 anything else.
 """
@@ -60,11 +60,27 @@ def _parser() -> argparse.ArgumentParser:
         ("plan", "plan one load and price the plan", _plan_options, _plan),
         ("workload", "draw a standard workload", _workload_options, _workload),
         ("bench-planner", "quality and time of every planner", _bench_options, _bench),
+        ("report", "compare finished runs in one page", _report_options, _report),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
         add_options(command)
         command.set_defaults(run=run)
     return parser
+
+
+# --- topoep report
+
+
+def _report_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="outputs/NAME of a run")
+    command.add_argument("--out", type=Path, default=Path("outputs/report"))
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from topoep_titan.reports.page import report_command  # matplotlib: only when it is wanted
+
+    print(f"report: {report_command(arguments.runs, arguments.out)}")
+    return 0
 
 
 # --- topoep plan

@@ -34,7 +34,8 @@ def expert_parameters(rank: int, ranks: int, world: int, port: int, folder: str)
 
 
 def _expert_parallel(world: int) -> list[str]:
-    return ["--parallelism.expert-parallel-degree", str(world)]
+    batch = ["--training.local-batch-size", str(8 // world)]
+    return ["--parallelism.expert-parallel-degree", str(world), *batch]
 
 
 def _build(rank: int, world: int, port: int, folder: str, arguments: list[str]):

@@ -12,9 +12,10 @@ from topoep_titan.planning.plan import Plan
 
 @dataclass(frozen=True)
 class PlanQuality:
-    """Of a load without assignments: ratio 1 and fractions 0."""
+    """Of a load without assignments: ratios 1 and fractions 0."""
 
-    max_over_mean: float  # busiest over mean rank load
+    max_over_mean_before: float  # busiest over mean rank load, every assignment on its main
+    max_over_mean: float  # the same under the plan
     inter_node_fraction: float  # of assignments: executed on another node than their source's
     replica_served_fraction: float  # of assignments: executed off their expert's main rank
     num_replicas: int
@@ -31,10 +32,12 @@ def plan_quality(
     total = max(int(sent_RR.sum()), 1)
     node_R = torch.arange(ranks) // cluster.ranks_per_node
     rank_G = torch.arange(plan.expert_G.numel()) // (plan.expert_G.numel() // ranks)
-    on_main_G = rank_G == main_E.long()[plan.expert_G.long()]  # an empty slot executes nothing
-    busiest = int(sent_RR.sum(0).max())
+    main_G = main_E.long()[plan.expert_G.long()]  # of an empty slot anything: it executes nothing
+    on_main_G = rank_G == main_G
+    before_R = torch.zeros(ranks, dtype=torch.int64).index_add_(0, main_G, assignments_RG.sum(0))
     return PlanQuality(
-        max_over_mean=busiest * ranks / total if busiest else 1.0,
+        max_over_mean_before=_max_over_mean(before_R),
+        max_over_mean=_max_over_mean(sent_RR.sum(0)),
         inter_node_fraction=int(sent_RR[node_R[:, None] != node_R].sum()) / total,
         replica_served_fraction=int(assignments_RG[:, ~on_main_G].sum()) / total,
         num_replicas=plan.num_replicas,
@@ -42,3 +45,8 @@ def plan_quality(
             plan.expert_G, plan.assignments_RG, main_E=main_E, cluster=cluster, dims=model_dims
         ),
     )
+
+
+def _max_over_mean(load_R: Tensor) -> float:
+    total = int(load_R.sum())
+    return int(load_R.max()) * load_R.numel() / total if total else 1.0

@@ -22,8 +22,7 @@ from torchtitan.components.metrics import (
 )
 from torchtitan.tools.utils import device_type
 
-from topoep_titan.cluster import modelled_time
-from topoep_titan.planning.measures import measure_plan
+from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 
 MEASURES = (
@@ -177,14 +176,10 @@ class PlanMetrics(MetricsProcessor):
 
 
 def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
-    load_RE = record.load_RE.cpu()
-    measures = measure_plan(record.plan, load_RE, module.main_E, module.cluster.ranks_per_node)
-    modelled = modelled_time(
-        record.plan.expert_G,
-        record.plan.assignments_RG,
-        main_E=module.main_E,
-        cluster=module.cluster,
-        dims=module.dims,
-    ).as_us()
-    values = [1.0, *dataclasses.astuple(measures), record.plan_seconds * 1e6, *modelled.values()]
-    return torch.tensor(values, dtype=torch.float64)
+    quality = plan_quality(
+        record.plan, main_E=module.main_E, cluster=module.cluster, model_dims=module.dims
+    )
+    values = {**vars(quality), "plan_us": record.plan_seconds * 1e6}
+    modelled = quality.modelled.as_us()
+    numbers = [1.0, *(values[key] for key in MEASURES), *(modelled[key] for key in MODELLED)]
+    return torch.tensor(numbers, dtype=torch.float64)
