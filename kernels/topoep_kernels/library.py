@@ -20,7 +20,7 @@ class KernelsMissing(ImportError):
 
 @cache
 def cpu_library() -> ctypes.CDLL:
-    """``libtopoep_cpu.so``. Raises KernelsMissing that names the folders searched and the remedy."""
+    """``libtopoep_cpu.so``. Raises KernelsMissing that names the folders and the remedy."""
     return _load("libtopoep_cpu.so")
 
 

@@ -3,6 +3,7 @@
 #include <new>
 #include <vector>
 
+#include "joint.h"
 #include "topoep.h"
 
 namespace topoep {
@@ -90,5 +91,24 @@ API int topoep_plan_topoep(const void* load, int load_is_int64, const std::int32
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
   plan_topoep(state);
+  return kOk;
+}
+
+// table [rows][7] Recipe; otherwise as above.
+API int topoep_plan_joint(const void* load, int load_is_int64, const std::int32_t* main,
+                          std::int64_t R, std::int64_t E, std::int64_t S, std::int64_t g,
+                          const std::int64_t* costs, std::int64_t balance_weight,
+                          const std::int32_t* table, std::int64_t rows, std::int64_t rounds,
+                          std::int32_t* expert_G, std::int32_t* assignments_RG, std::int64_t* info) {
+  using namespace topoep;
+  Joint state;
+  i64 total = 0;
+  if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
+  state.cost = {costs[0], costs[1], costs[2], costs[3], costs[4], costs[5], balance_weight};
+  state.expert_G = expert_G;
+  state.assignments_RG = assignments_RG;
+  const Search s =
+      plan_joint(state, reinterpret_cast<const Recipe*>(table), int(rows), int(rounds));
+  info[0] = s.best, info[1] = s.winner, info[2] = s.built, info[3] = s.none;
   return kOk;
 }
