@@ -3,6 +3,7 @@
 
 #include "joint_fill.h"
 #include "joint_price.h"
+#include "joint_relieve.h"
 
 namespace topoep {
 
@@ -188,14 +189,9 @@ inline i64 build(Joint& j, const Recipe& q, i64 limit, i64 none) {
   if (!good) return kNever;
   (void)limit;
   const Price price_of = price(j, j.trial);
+  unlink(j, j.trial);
   return price_of.total < none ? score(j, price_of) : kNever;
 }
-
-struct Search {
-  i64 best, none;
-  int winner;
-  int built;
-};
 
 inline void keep(Joint& j) { std::swap(j.trial, j.best); }
 
@@ -203,6 +199,7 @@ inline Search sweep(Joint& j, const Recipe* table, int rows) {
   const Problem& p = j.p;
   for (int k = 0; k < p.R * p.S; ++k) j.best.expert[k] = -1, j.best.quota[k] = 0;
   const Price none = price(j, j.best);
+  unlink(j, j.best);
   Search s{score(j, none), none.total, -1, 1};
   if (j.pairs == 0 && p.S == 0) return s;
   for (int row = 0; row < rows; ++row) {
@@ -218,55 +215,66 @@ inline Search sweep(Joint& j, const Recipe* table, int rows) {
   return s;
 }
 
-inline void polish(Joint& j, const Recipe& q, int rounds, int drops, int adds, Search& s) {
+// Cuts x's demands over its instances along two lines: near parts for the sources of the domain,
+// outside parts for what leaves a domain.
+inline void write_expert(Joint& j, const Slots& s, int x) {
   const Problem& p = j.p;
-  i32 small[16], large[16];
-  for (int round = 0; round < rounds; ++round) {
-    std::memcpy(j.chosen, j.best_chosen, j.pairs);
-    int drop = -1, add = -1;
-    for (int d = 0; d < p.M; ++d) {
-      int n1 = 0, n2 = 0;
-      for (int i = j.pairs - 1; i >= 0; --i) {
-        if (j.pair_domain[i] == d && j.best_chosen[i] && n1 < drops) small[n1++] = i;
+  const int n = gather_instances(j, s, x);
+  serve<-1>(j, x, n, j.share);  // own parts and shares; outside parts are stored
+  for (int i = 0; i < n; ++i) {
+    const int r = j.inst_rank[i], k = j.inst_slot[i];
+    j.inst_slot[i] = i32(p.slot(r, k < 0 ? p.main_index[x] : p.e + k % p.S));
+  }
+  const i64 main_slot = p.slot(p.main[x], p.main_index[x]);
+  int a = 0, far = 0;
+  i32 far_room = j.inst_far[0];
+  for (int d = 0; d < p.M; ++d) {
+    int b = a;
+    while (b < n && j.inst_rank[b] < (d + 1) * p.g) ++b;
+    int near = a, own = a;
+    i32 near_room = a < b ? j.inst_quota[a] - j.inst_own[a] - j.inst_far[a] : 0;
+    for (int source = d * p.g; source < (d + 1) * p.g; ++source) {
+      i32* row = j.assignments_RG + i64(source) * p.G;
+      row[main_slot] = 0;
+      i32 left = load(j, source, x) - j.share[source];
+      if (own < b && j.inst_rank[own] == source) {
+        row[j.inst_slot[own]] += j.inst_own[own];
+        left -= j.inst_own[own++];
       }
-      for (int i = 0; i < j.pairs; ++i) {
-        if (j.pair_domain[i] == d && !j.best_chosen[i] && n2 < adds) large[n2++] = i;
-      }
-      for (int a = 0; a <= n1; ++a) {
-        for (int b = 0; b <= n2; ++b) {
-          if (a == n1 && b == n2) continue;
-          if (a < n1) j.chosen[small[a]] = 0;
-          if (b < n2) j.chosen[large[b]] = 1;
-          const i64 v = build(j, q, s.best, s.none);
-          ++s.built;
-          if (v < s.best) {
-            s.best = v;
-            drop = a < n1 ? small[a] : -1;
-            add = b < n2 ? large[b] : -1;
-            keep(j);
-          }
-          if (a < n1) j.chosen[small[a]] = 1;
-          if (b < n2) j.chosen[large[b]] = 0;
+      while (left > 0) {
+        while (near_room == 0) {
+          ++near;
+          near_room = j.inst_quota[near] - j.inst_own[near] - j.inst_far[near];
         }
+        const i32 v = std::min(left, near_room);
+        row[j.inst_slot[near]] += v;
+        near_room -= v;
+        left -= v;
+      }
+      for (left = j.share[source]; left > 0;) {
+        while (far_room == 0) far_room = j.inst_far[++far];
+        const i32 v = std::min(left, far_room);
+        row[j.inst_slot[far]] += v;
+        far_room -= v;
+        left -= v;
       }
     }
-    if (drop < 0 && add < 0) return;
-    if (drop >= 0) j.best_chosen[drop] = 0;
-    if (add >= 0) j.best_chosen[add] = 1;
+    a = b;
   }
 }
 
-// Writes the Plan of `s`: slots, and for each source its own rank, then its domain, then far.
+// Writes the Plan of `s`: each source serves itself, then its domain in ascending rank, then far.
 inline void write_plan(Joint& j, Slots s) {
   const Problem& p = j.p;
-  for (int r = 0; r < p.R; ++r) {  // replica slots fill from the left; an unused quota frees its slot
+  for (int r = 0; r < p.R; ++r) {  // replica slots fill from the left
     int n = r * p.S;
     for (int k = r * p.S; k < (r + 1) * p.S; ++k) {
       if (s.expert[k] < 0) continue;
-      const i32 x = s.expert[k], quota = s.quota[k];
+      const i32 x = s.expert[k];
       s.expert[k] = -1;
       s.expert[n] = x;
-      s.quota[n++] = quota;
+      s.quota[n] = s.quota[k];
+      s.outside[n++] = s.outside[k];
     }
   }
   write_mains(p, j.expert_G, j.assignments_RG);
@@ -275,59 +283,8 @@ inline void write_plan(Joint& j, Slots s) {
   for (int k = 0; k < p.R * p.S; ++k) {
     const int x = s.expert[k];
     if (x < 0) continue;
-    const i64 slot = p.slot(k / p.S, p.e + k % p.S);
-    j.expert_G[slot] = x;
-    if (j.first_slot[x] != k) continue;
-    const int n = gather_instances(j, s, x);
-    serve(j, x, n);
-    // slots of the instances
-    i32* at = j.inst_slot;
-    int next = k;
-    for (int i = 0; i < n; ++i) {
-      const int r = j.inst_rank[i];
-      if (r == p.main[x]) {
-        at[i] = i32(p.slot(r, p.main_index[x]));
-      } else {
-        at[i] = i32(p.slot(r, p.e + next % p.S));
-        next = j.next_slot[next];
-      }
-    }
-    int a = 0, far = 0;
-    i32 far_room = j.inst_far[0];
-    for (int d = 0; d < p.M; ++d) {
-      int b = a;
-      while (b < n && j.inst_rank[b] < (d + 1) * p.g) ++b;
-      int near = a, own = a;
-      i32 near_room = a < b ? j.inst_quota[a] - j.inst_own[a] - j.inst_far[a] : 0;
-      for (int src = d * p.g; src < (d + 1) * p.g; ++src) {
-        i32* row = j.assignments_RG + i64(src) * p.G;
-        row[p.slot(p.main[x], p.main_index[x])] = 0;
-        i32 left = load(j, src, x) - j.share[src];
-        if (own < b && j.inst_rank[own] == src) {
-          row[at[own]] += j.inst_own[own];
-          left -= j.inst_own[own++];
-        }
-        while (left > 0) {
-          while (near_room == 0) {
-            ++near;
-            near_room = j.inst_quota[near] - j.inst_own[near] - j.inst_far[near];
-          }
-          const i32 v = std::min(left, near_room);
-          row[at[near]] += v;
-          near_room -= v;
-          left -= v;
-        }
-        left = j.share[src];
-        while (left > 0) {
-          while (far_room == 0) far_room = j.inst_far[++far];
-          const i32 v = std::min(left, far_room);
-          row[at[far]] += v;
-          far_room -= v;
-          left -= v;
-        }
-      }
-      a = b;
-    }
+    j.expert_G[p.slot(k / p.S, p.e + k % p.S)] = x;
+    if (j.first_slot[x] == k) write_expert(j, s, x);
   }
   unlink(j, s);
 }
@@ -335,7 +292,7 @@ inline void write_plan(Joint& j, Slots s) {
 inline Search plan_joint(Joint& j, const Recipe* table, int rows, int rounds) {
   set_up(j);
   Search s = sweep(j, table, rows);
-  if (s.winner >= 0) polish(j, table[s.winner], rounds, 3, 2, s);
+  if (s.winner >= 0) relieve(j, s, rounds);
   write_plan(j, j.best);
   return s;
 }

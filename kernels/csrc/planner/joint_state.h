@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "problem.h"
 
@@ -31,6 +32,7 @@ struct Recipe {
 struct Slots {
   i32* expert;  // [R*S] -1 = empty
   i32* quota;   // [R*S] assignments executed here
+  i32* outside; // [R*S] of them from other domains
 };
 
 struct Joint {
@@ -71,10 +73,12 @@ struct Joint {
 
   // Price
   i32 *first_slot, *next_slot, *last_slot;      // by expert [E], by slot [R*S], by expert [E]
-  i64 *p_load, *p_far_in, *p_far_out, *p_own;   // [R]
+  i32 *column_of, *columns; int columns_used;   // load of one expert by source, gathered on first use
+  i32 *base_ports, *ports, *ports_without;      // [4][R] load, far in, far out, own
+  i32 *p_load, *p_far_in, *p_far_out, *p_own;   // the rows of ports
   i32 *in_far, *in_near, *out_far, *out_near;   // [R] copies
   i32 *inst_rank, *inst_quota, *inst_own, *inst_far, *inst_slot;  // [R+1] instances of one expert
-  i32* share;                      // [R] assignments of a source that leave its domain
+  i32* saved; i32* share;                      // [R] assignments of a source that leave its domain
 
   i32* expert_G;
   i32* assignments_RG;
@@ -85,6 +89,7 @@ inline int max_pairs(const Problem& p) { return 4 * p.R * p.S; }
 inline void carve(Slots& s, const Problem& p, Workspace& w) {
   s.expert = w.take<i32>(i64(p.R) * p.S);
   s.quota = w.take<i32>(i64(p.R) * p.S);
+  s.outside = w.take<i32>(i64(p.R) * p.S);
 }
 
 inline void carve(Joint& j, Workspace& w) {
@@ -94,10 +99,14 @@ inline void carve(Joint& j, Workspace& w) {
   carve(j.p, w);
   j.total = w.take<i32>(E);
   for (i64** a : {&j.sent, &j.load, &j.far_in, &j.far_out, &j.own, &j.c_load, &j.c_far_in,
-                  &j.p_load, &j.p_far_in, &j.p_far_out, &j.p_own, &j.scratch_R}) {
+                  &j.scratch_R}) {
     *a = w.take<i64>(R);
   }
   j.domain_far_out = w.take<i64>(M);
+  for (i32** a : {&j.base_ports, &j.ports, &j.ports_without}) *a = w.take<i32>(4 * R);
+  j.saved = w.take<i32>(4 * R);
+  j.column_of = w.take<i32>(E);
+  j.columns = w.take<i32>(E * R);
   j.domain_load = w.take<i64>(M);
   j.scratch_M = w.take<i64>(M);
   j.keys = w.take<i64>(M * E);
@@ -128,6 +137,15 @@ inline void carve(Joint& j, Workspace& w) {
 
 inline i32 demand(const Joint& j, int d, int x) { return j.p.demand[i64(d) * j.p.E + x]; }
 inline i32 load(const Joint& j, int s, int x) { return j.p.load[i64(s) * j.p.E + x]; }
+
+inline const i32* column(Joint& j, int x) {
+  if (j.column_of[x] < 0) {
+    j.column_of[x] = j.columns_used++;
+    i32* c = j.columns + i64(j.column_of[x]) * j.p.R;
+    for (int s = 0; s < j.p.R; ++s) c[s] = load(j, s, x);
+  }
+  return j.columns + i64(j.column_of[x]) * j.p.R;
+}
 
 inline void sum_base(Joint& j) {
   const Problem& p = j.p;
@@ -189,7 +207,18 @@ inline void set_up(Joint& j) {
   sum_base(j);
   list_pairs(j);
   std::memset(j.touch_index, 0, sizeof(i32) * p.E);
-  for (int x = 0; x < p.E; ++x) j.first_slot[x] = -1;
+  for (int x = 0; x < p.E; ++x) j.first_slot[x] = j.column_of[x] = -1;
+  j.columns_used = 0;
+  for (int r = 0; r < p.R; ++r) {
+    j.base_ports[r] = i32(j.load[r]);
+    j.base_ports[p.R + r] = i32(j.far_in[r]);
+    j.base_ports[2 * p.R + r] = i32(j.far_out[r]);
+    j.base_ports[3 * p.R + r] = i32(j.own[r]);
+  }
+  j.p_load = j.ports;
+  j.p_far_in = j.ports + p.R;
+  j.p_far_out = j.ports + 2 * p.R;
+  j.p_own = j.ports + 3 * p.R;
 }
 
 }  // namespace topoep
