@@ -3,7 +3,7 @@
 
 #include "joint_state.h"
 
-namespace topoep {
+namespace topoep::joint {
 
 struct FillTargets {
   i64 level;    // assignments on a rank
@@ -206,10 +206,10 @@ inline i64 fill(Joint& j, int d, int brought, const FillTargets& t, Slots s) {
       j.rank_load[source] += rest;
     }
   }
-  even_out(j, d, s);
+  if (!getenv("NOEV")) even_out(j, d, s);
   i64 busiest = 0;
   for (int r = 0; r < p.g; ++r) busiest = std::max(busiest, j.rank_load[r]);
   return busiest;
 }
 
-}  // namespace topoep
+}  // namespace topoep::joint

@@ -1,166 +1,225 @@
-// Relieves the busiest ports of a finished candidate, one move of one expert at a time.
+// Relieves the busiest rank of each kind of port: moves work of one expert to another instance, or to a
+// new one in a free slot, as long as the exact score falls.
 #pragma once
 
 #include "joint_price.h"
 
-namespace topoep {
+namespace topoep::joint {
 
-struct Search {
-  i64 best, none;
-  int winner;
-  int built;
+enum Kind { kFar, kLoad, kNear, kCopies, kKinds };
+
+constexpr int kWidth = 4;      // experts of the busiest rank that are looked at
+constexpr int kGrain = 512;    // amounts of mean / kGrain and less are not
+constexpr int kBand = 64;      // work within 1/kBand below a maximum counts as excess
+
+struct Move {
+  int expert, from, to, rank;  // replica slots or -1 = the main; rank of `to`
+  i32 amount;
+  Price price;
+  i64 excess;
 };
 
 struct Relief {
-  i64 score;
-  int expert = -1, from, to, rank;  // replica slots, -1 = main; rank of `to`
-  i32 amount;
+  Kind kind;
+  Maxima now;
+  i64 none;  // total of the plan without replicas: a plan must stay below
+  Move best;
 };
 
-// Tries moves of x away from rank b. The ports without x are in ports_without.
-inline void try_moves(Joint& j, const Slots& s, int x, int b, i32 max_load, i64 none, Relief& best,
-                      int kinds, int& trials) {
+// Work above the band under each maximum, priced: equal scores with less of it are nearer to the next
+// gain, because several ranks share a maximum.
+inline i64 excess(const Joint& j, const Maxima& now) {
+  const Ports& q = j.ports;
+  const i32 load = now.load - now.load / kBand, far = now.far - now.far / kBand,
+            near = now.near - now.near / kBand;
+  i64 sum_load = 0, sum_far = 0, sum_near = 0;
+  for (int r = 0; r < j.p.R; ++r) {
+    sum_load += std::max(0, q.load[r] - load);
+    sum_far += std::max(0, q.far_in[r] - far) + std::max(0, q.far_out[r] - far);
+    sum_near += std::max(0, near_in(q, r) - near) + std::max(0, near_out(j, q, r) - near);
+  }
+  return j.cost.assignment * sum_load + j.cost.token_far * sum_far + j.cost.token_near * sum_near;
+}
+
+// How much of instance `from` to move to rank t: half the gap of the port in question, without lifting
+// the busiest load.
+inline i32 amount_to_move(const Joint& j, const Relief& f, int b, int t) {
+  const Ports& q = j.with;
+  const i32 room = f.now.load - q.load[t];
+  switch (f.kind) {
+    case kFar: return std::min((q.far_in[b] - q.far_in[t]) / 2, room);
+    case kLoad: return (q.load[b] - q.load[t]) / 2;
+    case kNear: return std::min((near_in(q, b) - near_in(q, t)) / 2, room);
+    default: return INT32_MAX;  // copies: the whole instance
+  }
+}
+
+// Prices the move of the gathered expert x from instance `from` to `to`, an index or, for a new
+// instance on rank t in free slot `slot`, where it is inserted.
+inline void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int slot) {
+  Instances& in = j.inst;
+  const int b = in.rank[from];
+  const i32 v = std::min(amount_to_move(j, f, b, t), in.quota[from]);
+  if (v <= 0) return;
+  const bool is_new = to == in.n || in.rank[to] != t;
+  const bool vanishes = in.slot[from] >= 0 && v == in.quota[from];
+  in.quota[from] -= v;
+  if (is_new) {
+    for (int i = in.n++; i > to; --i) {
+      in.rank[i] = in.rank[i - 1], in.slot[i] = in.slot[i - 1], in.quota[i] = in.quota[i - 1];
+    }
+    in.rank[to] = t, in.slot[to] = slot, in.quota[to] = 0;
+    count_copy(j, x, t, 1);
+  }
+  in.quota[to] += v;
+  if (vanishes) count_copy(j, x, b, -1);
+  copy_ports(j, j.without, j.ports);
+  serve<1>(j, x);
+  const Price price = price_ports(j, true);
+  if (price.total < f.none && price.score <= f.best.price.score) {
+    const i64 left = excess(j, f.now);
+    if (price.score < f.best.price.score || left < f.best.excess) {
+      f.best = {x, in.slot[from + (is_new && from >= to)], in.slot[to], t, v, price, left};
+    }
+  }
+  if (vanishes) count_copy(j, x, b, 1);
+  in.quota[to] -= v;
+  if (is_new) {
+    count_copy(j, x, t, -1);
+    --in.n;
+    for (int i = to; i < in.n; ++i) {
+      in.rank[i] = in.rank[i + 1], in.slot[i] = in.slot[i + 1], in.quota[i] = in.quota[i + 1];
+    }
+  }
+  in.quota[from] += v;
+}
+
+// Tries every place where rank b's work for x could go: its other instances, then in each domain the
+// least loaded rank with a free slot.
+inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
   const Problem& p = j.p;
-  const int n = gather_instances(j, s, x);
+  Instances& in = j.inst;
+  gather_instances(j, s, x);
   int from = 0;
-  while (j.inst_rank[from] != b) ++from;
-  const i32 have = j.inst_quota[from];
-  if (have <= 0) return;
-  const i32 *L = j.ports, *far_in = j.ports + p.R;
-  i32* const saved = j.saved;  // ports with x
-  std::memcpy(saved, j.ports, sizeof(i32) * 4 * p.R);
-  L = saved, far_in = saved + p.R;
-  i32 rank[512], slot[512], quota[512];
-  for (int i = 0; i < n; ++i) rank[i] = j.inst_rank[i], slot[i] = j.inst_slot[i], quota[i] = j.inst_quota[i];
-  serve<-1>(j, x, n);
-  std::memcpy(j.ports_without, j.ports, sizeof(i32) * 4 * p.R);
-  const auto attempt = [&](int t, int to_index, int to_slot) {
-    const i32 room = max_load - L[t];
-    const i32 gap = (far_in[b] - far_in[t]) / 2;
-    i32 amounts[3] = {std::min(gap, room), (kinds & 16) ? gap : room, (L[b] - L[t]) / 2};
-    for (int q = 0; q < 3; ++q) {
-      const i32 v = std::min(amounts[q], have);
-      if (v <= 0 || (q > 0 && v == std::min(amounts[0], have)) ||
-          (q > 1 && v == std::min(amounts[1], have))) {
+  while (in.rank[from] != b) ++from;
+  serve<-1>(j, x);
+  copy_ports(j, j.ports, j.without);
+  for (int i = 0; i < in.n; ++i) {
+    if (i != from) try_move(j, f, x, from, i, in.rank[i], in.slot[i]);
+  }
+  for (int d = 0, i = 0; d < p.M; ++d) {
+    int best = -1, best_slot = -1, at = -1;
+    for (int r = d * p.g; r < (d + 1) * p.g; ++r) {
+      if (i < in.n && in.rank[i] == r) {
+        ++i;
         continue;
       }
-      ++trials;
-      std::memcpy(j.ports, j.ports_without, sizeof(i32) * 4 * p.R);
-      // instances with the move
-      int m = 0;
-      bool put = to_index >= 0;
-      for (int i = 0; i < n; ++i) {
-        if (!put && rank[i] > t) {
-          j.inst_rank[m] = t, j.inst_quota[m] = v, ++m;
-          put = true;
-        }
-        j.inst_rank[m] = rank[i];
-        j.inst_quota[m] = quota[i] + (i == to_index ? v : 0) - (i == from ? v : 0);
-        ++m;
-      }
-      if (!put) j.inst_rank[m] = t, j.inst_quota[m] = v, ++m;
-      serve<1>(j, x, m);
-      const bool vanish = slot[from] >= 0 && v == have;
-      if (vanish) count_copy(j, x, b, -1);
-      if (to_index < 0) count_copy(j, x, t, 1);
-      const Price q2 = price_ports(j, true);
-      if (vanish) count_copy(j, x, b, 1);
-      if (to_index < 0) count_copy(j, x, t, -1);
-      const i64 w = q2.total < none ? score(j, q2) : kNever;
-      if (w < best.score) {
-        best.score = w;
-        best.expert = x;
-        best.from = slot[from];
-        best.to = to_slot;
-        best.rank = t;
-        best.amount = v;
-      }
+      int slot = r * p.S;
+      while (slot < (r + 1) * p.S && s.expert[slot] >= 0) ++slot;
+      if (slot == (r + 1) * p.S || (best >= 0 && j.with.load[r] >= j.with.load[best])) continue;
+      best = r, best_slot = slot, at = i;
+    }
+    if (best >= 0) try_move(j, f, x, from, at, best, best_slot);
+  }
+  copy_ports(j, j.with, j.ports);
+}
+
+// The rank that binds the kind's term; lowest on ties.
+inline int busiest(const Joint& j, Kind kind) {
+  const Ports& q = j.ports;
+  const auto value = [&](int r) -> i64 {
+    switch (kind) {
+      case kFar: return q.far_in[r];
+      case kLoad: return q.load[r];
+      case kNear: return std::max(near_in(q, r), near_out(j, q, r));
+      default: return copy_time(j, r);
     }
   };
-  for (int i = 0; i < n; ++i) {
-    if (i != from) attempt(rank[i], i, slot[i]);
+  int best = 0;
+  for (int r = 1; r < j.p.R; ++r) {
+    if (value(r) > value(best)) best = r;
   }
-  if (kinds & 8) {
-    for (int d = 0; d < p.M; ++d) {
-      int t = -1, free_slot = -1;
-      for (int r = d * p.g; r < (d + 1) * p.g; ++r) {
-        if (r == b || (t >= 0 && L[r] >= L[t])) continue;
-        int f = -1;
-        for (int k = (r + 1) * p.S - 1; k >= r * p.S; --k) {
-          if (s.expert[k] < 0) f = k;
-        }
-        bool hosts = f < 0;
-        for (int i = 0; i < n; ++i) hosts |= rank[i] == r;
-        if (!hosts) t = r, free_slot = f;
-      }
-      if (t >= 0) attempt(t, -1, free_slot);
-    }
-  }
-  std::memcpy(j.ports, saved, sizeof(i32) * 4 * p.R);
+  return best;
 }
 
-inline void relieve(Joint& j, Search& search, int rounds) {
+// The experts of rank b that weigh most in the kind's term, into `list`; returns their number.
+inline int heaviest(Joint& j, const Slots& s, Kind kind, int b, int* list) {
   const Problem& p = j.p;
-  Slots& s = j.best;
-  const int kinds = getenv("RK") ? atoi(getenv("RK")) : 15;
-  price(j, s);
-  int trials = 0;
-  for (int step = 0; step < rounds; ++step) {
-    int by_far = 0, by_load = 0, by_near = 0;
-    const auto near = [&](int r) {
-      return std::max(j.p_load[r] - j.p_own[r] - j.p_far_in[r],
-                      i32(j.sent[r]) - j.p_own[r] - j.p_far_out[r]);
-    };
-    for (int r = 1; r < p.R; ++r) {
-      if (j.p_far_in[r] > j.p_far_in[by_far]) by_far = r;
-      if (j.p_load[r] > j.p_load[by_load]) by_load = r;
-      if (near(r) > near(by_near)) by_near = r;
+  i32 weights[kWidth];
+  int n = 0;
+  for (int k = 0; k < p.per; ++k) {
+    const int x = k < p.e ? p.mains[b * p.e + k] : s.expert[b * p.S + k - p.e];
+    if (x < 0 || j.total[x] <= j.mean / kGrain) continue;
+    gather_instances(j, s, x);
+    int i = 0;
+    while (j.inst.rank[i] != b) ++i;
+    const i32 quota = j.inst.quota[i], outside = j.inst.outside[i];
+    const i32 near = quota - outside - std::min(column(j, x)[b], quota);
+    const i32 weight = kind == kFar ? outside : kind == kLoad ? quota : near;
+    if (weight <= j.mean / kGrain || (n == kWidth && weight <= weights[n - 1])) continue;
+    int at = n < kWidth ? n++ : n - 1;
+    for (; at > 0 && weights[at - 1] < weight; --at) {
+      weights[at] = weights[at - 1];
+      list[at] = list[at - 1];
     }
-    Relief best;
-    best.score = search.best;
-    const i32 max_load = j.p_load[by_load];
-    const int ranks[3] = {by_far, by_load, by_near};
-    for (int c = 0; c < 3; ++c) {
-      const int b = ranks[c];
-      if (!(kinds >> c & 1)) continue;
-      if ((c > 0 && b == ranks[0]) || (c > 1 && b == ranks[1])) continue;
-      for (int k = 0; k < p.e; ++k) {
-        if (j.total[p.mains[b * p.e + k]] >= 100) try_moves(j, s, p.mains[b * p.e + k], b, max_load, search.none, best, kinds, trials);
-      }
-      for (int k = b * p.S; k < (b + 1) * p.S; ++k) {
-        if (s.expert[k] >= 0) try_moves(j, s, s.expert[k], b, max_load, search.none, best, kinds, trials);
-      }
-      if (best.score < search.best && (kinds & 64)) break;
-    }
-    if (best.score >= search.best) break;
-    search.best = best.score;
-    ++search.built;
-    const int x = best.expert;
-    int n = gather_instances(j, s, x);
-    serve<-1>(j, x, n);
-    if (best.from >= 0) {
-      s.quota[best.from] -= best.amount;
-      if (s.quota[best.from] == 0) {
-        s.expert[best.from] = -1;
-        count_copy(j, x, best.from / p.S, -1);
-      }
-    }
-    if (best.to >= 0) {
-      if (s.expert[best.to] < 0) {
-        s.expert[best.to] = x;
-        s.quota[best.to] = 0;
-        count_copy(j, x, best.rank, 1);
-      }
-      s.quota[best.to] += best.amount;
-    }
-    for (int y = 0; y < p.E; ++y) j.first_slot[y] = -1;
-    link(j, s);
-    n = gather_instances(j, s, x);
-    serve<1>(j, x, n);
-    store_outside(j, s, n);
+    weights[at] = weight;
+    list[at] = x;
   }
-  for (int y = 0; y < p.E; ++y) j.first_slot[y] = -1;
-  search.built = trials;
+  return n;
 }
 
-}  // namespace topoep
+inline void commit(Joint& j, Slots& s, const Move& move) {
+  const int x = move.expert;
+  gather_instances(j, s, x);
+  serve<-1>(j, x);
+  unlink(j, s);
+  if (move.from >= 0 && (s.quota[move.from] -= move.amount) == 0) {
+    s.expert[move.from] = -1;
+    count_copy(j, x, move.from / j.p.S, -1);
+  }
+  if (move.to >= 0 && s.expert[move.to] < 0) {
+    s.expert[move.to] = x;
+    s.quota[move.to] = 0;
+    count_copy(j, x, move.rank, 1);
+  }
+  if (move.to >= 0) s.quota[move.to] += move.amount;
+  link(j, s);
+  gather_instances(j, s, x);
+  serve<1>(j, x);
+  store_outside(j, s);
+}
+
+// Improves `s`, at most `rounds` moves, kinds in turn, until no kind has a move. Returns its score.
+inline i64 relieve(Joint& j, Slots& s, i64 none, int rounds) {
+  const Problem& p = j.p;
+  Relief f{};
+  f.none = none;
+  f.best.price = price(j, s);
+  int moves = 0;
+  for (int kind = 0, idle = 0; moves < rounds && idle < kKinds; kind = (kind + 1) % kKinds, ++idle) {
+    f.kind = Kind(kind);
+    f.now = find_maxima(j);
+    f.best.excess = excess(j, f.now);
+    f.best.expert = -1;
+    copy_ports(j, j.ports, j.with);
+    const int b = busiest(j, f.kind);
+    if (f.kind == kCopies) {
+      for (int k = 0; k < p.R * p.S; ++k) {
+        const int x = s.expert[k], r = k / p.S;
+        if (x >= 0 && (r == b || p.main[x] == b)) try_expert(j, f, s, x, r);
+      }
+    } else {
+      int list[kWidth];
+      const int n = heaviest(j, s, f.kind, b, list);
+      for (int i = 0; i < n; ++i) try_expert(j, f, s, list[i], b);
+    }
+    if (f.best.expert < 0) continue;
+    commit(j, s, f.best);
+    ++moves;
+    idle = -1;
+  }
+  unlink(j, s);
+  return f.best.price.score;
+}
+
+}  // namespace topoep::joint

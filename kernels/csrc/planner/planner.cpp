@@ -1,5 +1,6 @@
 // C ABI of the CPU planners. Every function returns 0, or the code of the first thing wrong with its
 // input; nothing is written then. Pointers are checked for contents, not for validity.
+#include <cstdint>
 #include <new>
 #include <vector>
 
@@ -94,21 +95,21 @@ API int topoep_plan_topoep(const void* load, int load_is_int64, const std::int32
   return kOk;
 }
 
-// table [rows][7] Recipe; otherwise as above.
+// table [rows][5] Recipe; otherwise as above.
 API int topoep_plan_joint(const void* load, int load_is_int64, const std::int32_t* main,
                           std::int64_t R, std::int64_t E, std::int64_t S, std::int64_t g,
                           const std::int64_t* costs, std::int64_t balance_weight,
                           const std::int32_t* table, std::int64_t rows, std::int64_t rounds,
                           std::int32_t* expert_G, std::int32_t* assignments_RG, std::int64_t* info) {
   using namespace topoep;
-  Joint state;
+  joint::Joint state;
   i64 total = 0;
   if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
   state.cost = {costs[0], costs[1], costs[2], costs[3], costs[4], costs[5], balance_weight};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
-  const Search s =
-      plan_joint(state, reinterpret_cast<const Recipe*>(table), int(rows), int(rounds));
-  info[0] = s.best, info[1] = s.winner, info[2] = s.built, info[3] = s.none;
+  const joint::Search s =
+      joint::plan_joint(state, reinterpret_cast<const joint::Recipe*>(table), int(rows), int(rounds));
+  info[0] = s.best, info[1] = s.winner, info[2] = 0, info[3] = s.none;
   return kOk;
 }
