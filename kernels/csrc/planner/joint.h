@@ -60,7 +60,7 @@ inline void write_expert(Joint& j, const Slots& s, int x) {
   Instances& in = j.inst;
   const i32* load_R = column(j, x);
   gather_instances(j, s, x);
-  serve<-1>(j, x, j.share);  // own parts and shares; the ports are not used any more
+  serve_all<-1>(j, x, j.share);  // own parts and shares; the ports are not used any more
   for (int i = 0; i < in.n; ++i) {
     const int position = in.slot[i] < 0 ? p.main_index[x] : p.e + in.slot[i] % p.S;
     in.slot[i] = i32(p.slot(in.rank[i], position));

@@ -38,7 +38,7 @@ inline void gather_instances(Joint& j, const Slots& s, int x) {
     in.rank[in.n] = r;
     in.slot[in.n] = k;
     in.quota[in.n] = s.quota[k];
-    in.outside[in.n++] = s.outside[k];
+    in.stored[in.n++] = s.outside[k];
     left -= s.quota[k];
     if (p.domain_of(r) == h) {
       executed_at_home += s.quota[k];
@@ -49,8 +49,7 @@ inline void gather_instances(Joint& j, const Slots& s, int x) {
   in.rank[main_at] = m;
   in.slot[main_at] = -1;
   in.quota[main_at] = left;
-  in.outside[main_at] =
-      std::max(0, executed_at_home + left - j.demand(h, x)) - outside_at_home;
+  in.stored[main_at] = std::max(0, executed_at_home + left - j.demand(h, x)) - outside_at_home;
 }
 
 // Gives `amount` assignments from outside to instances [a, b): always to the one whose rank receives
@@ -87,44 +86,67 @@ inline void pour_outside(Joint& j, int a, int b, i32 amount) {
   }
 }
 
-// Adds (sign 1) or takes away (-1) the instances of x at every port. Adding chooses each instance's
-// outside part, taking away reads it. `share`, if given, receives what leaves each source's domain.
-// Domains without an instance send everything away, which the base ports hold already.
+// Adds (sign 1) or takes away (-1) instances [a, b) of x, those of one domain, at every port. Adding
+// chooses each instance's outside part, taking away reads the stored one. `share`, if given, receives
+// what leaves each source's domain.
 template <int sign>
-inline void serve(Joint& j, int x, i32* share = nullptr) {
+inline void serve_domain(Joint& j, int x, int a, int b, i32* share = nullptr) {
   const Problem& p = j.p;
   Instances& in = j.inst;
   const i32* load_R = column(j, x);
-  const int h = p.home(x);
-  if (share) std::memcpy(share, load_R, sizeof(i32) * p.R);
-  for (int a = 0, b; a < in.n; a = b) {
-    const int d = p.domain_of(in.rank[a]), first = d * p.g, end = first + p.g;
-    i64 executed = 0, own = 0;
-    for (b = a; b < in.n && in.rank[b] < end; ++b) {
-      const int r = in.rank[b];
-      in.own[b] = std::min(load_R[r], in.quota[b]);
-      if (sign > 0) in.outside[b] = 0;
-      if (sign < 0) j.ports.far_in[r] -= in.outside[b];
-      j.ports.own[r] += sign * in.own[b];
-      j.ports.load[r] += sign * in.quota[b];
-      executed += in.quota[b];
-      own += in.own[b];
-    }
-    const i64 here = j.demand(d, x), leaving = std::max<i64>(0, here - executed);
-    i32* far_out = j.ports.far_out;
-    if (d != h) {
-      for (int s = first; s < end; ++s) far_out[s] -= sign * load_R[s];
-    }
-    i64 before = 0, given = 0;
-    for (int s = first, i = a; s < end && (leaving > 0 || share); ++s) {
-      before += load_R[s];
-      if (i < b && in.rank[i] == s) before -= in.own[i++];
-      const i64 upto = leaving > 0 ? leaving * before / (here - own) : 0;  // prefix rounding
-      far_out[s] += i32(sign * (upto - given));
-      if (share) share[s] = i32(upto - given);
-      given = upto;
-    }
-    if (sign > 0 && executed > here) pour_outside(j, a, b, i32(executed - here));
+  const int d = p.domain_of(in.rank[a]), first = d * p.g, end = first + p.g;
+  i64 executed = 0, own = 0;
+  for (int i = a; i < b; ++i) {
+    const int r = in.rank[i];
+    in.own[i] = std::min(load_R[r], in.quota[i]);
+    in.outside[i] = sign > 0 ? 0 : in.stored[i];
+    j.ports.far_in[r] += sign * in.outside[i];
+    j.ports.own[r] += sign * in.own[i];
+    j.ports.load[r] += sign * in.quota[i];
+    executed += in.quota[i];
+    own += in.own[i];
+  }
+  const i64 here = j.demand(d, x), leaving = std::max<i64>(0, here - executed);
+  i32* far_out = j.ports.far_out;
+  if (d != p.home(x)) {  // the base ports send all of it home
+    for (int s = first; s < end; ++s) far_out[s] -= sign * load_R[s];
+  }
+  if (share) std::memset(share + first, 0, sizeof(i32) * p.g);
+  i64 before = 0, given = 0;
+  for (int s = first, i = a; s < end && leaving > 0; ++s) {  // in proportion, prefix rounding
+    before += load_R[s];
+    if (i < b && in.rank[i] == s) before -= in.own[i++];
+    const i64 upto = leaving * before / (here - own);
+    far_out[s] += i32(sign * (upto - given));
+    if (share) share[s] = i32(upto - given);
+    given = upto;
+  }
+  if (sign > 0 && executed > here) pour_outside(j, a, b, i32(executed - here));
+}
+
+// Index behind the last instance in the domain of instance a.
+inline int domain_end(const Joint& j, int a) {
+  const int end = (j.p.domain_of(j.inst.rank[a]) + 1) * j.p.g;
+  int b = a + 1;
+  while (b < j.inst.n && j.inst.rank[b] < end) ++b;
+  return b;
+}
+
+template <int sign>
+inline void serve_all(Joint& j, int x, i32* share = nullptr) {
+  if (share) std::memcpy(share, column(j, x), sizeof(i32) * j.p.R);  // where no instance is
+  for (int a = 0, b; a < j.inst.n; a = b) {
+    b = domain_end(j, a);
+    serve_domain<sign>(j, x, a, b, share);
+  }
+}
+
+template <int sign>
+inline void serve_in(Joint& j, int x, int d) {
+  for (int a = 0; a < j.inst.n && j.inst.rank[a] < (d + 1) * j.p.g; ++a) {
+    if (j.inst.rank[a] < d * j.p.g) continue;
+    serve_domain<sign>(j, x, a, domain_end(j, a));
+    return;
   }
 }
 
@@ -160,19 +182,24 @@ inline i32 near_out(const Joint& j, const Ports& q, int r) {
   return j.sent[r] - q.own[r] - q.far_out[r];
 }
 
-struct Maxima {
-  i32 load = 0, far = 0, near = 0;
-};
-
-inline Maxima find_maxima(const Joint& j) {
+// Ports, not excess, of domain d's ranks.
+inline DomainPeaks find_peaks(const Joint& j, int d) {
   const Ports& q = j.ports;
-  Maxima m;
-  for (int r = 0; r < j.p.R; ++r) {
+  DomainPeaks m{};
+  for (int r = d * j.p.g; r < (d + 1) * j.p.g; ++r) {
     m.load = std::max(m.load, q.load[r]);
     m.far = std::max(m.far, std::max(q.far_in[r], q.far_out[r]));
     m.near = std::max(m.near, std::max(near_in(q, r), near_out(j, q, r)));
   }
+  for (int r = d * j.p.g; r < (d + 1) * j.p.g; ++r) m.copies = std::max(m.copies, copy_time(j, r));
   return m;
+}
+
+inline void raise(DomainPeaks& m, const DomainPeaks& by) {
+  m.load = std::max(m.load, by.load);
+  m.far = std::max(m.far, by.far);
+  m.near = std::max(m.near, by.near);
+  m.copies = std::max(m.copies, by.copies);
 }
 
 struct Price {
@@ -180,15 +207,11 @@ struct Price {
   i64 score;  // with the taste for balance
 };
 
-// The price of the current ports and copies.
-inline Price price_ports(const Joint& j, bool replicas) {
+inline Price price_peaks(const Joint& j, const DomainPeaks& m, bool replicas) {
   const JointCosts& c = j.cost;
-  const Maxima m = find_maxima(j);
-  i64 copies = 0;
-  for (int r = 0; r < j.p.R; ++r) copies = std::max(copies, copy_time(j, r));
   const i64 compute = c.assignment * m.load;
   const i64 total =
-      compute + c.token_far * m.far + c.token_near * m.near + copies + (replicas ? c.plan : 0);
+      compute + c.token_far * m.far + c.token_near * m.near + m.copies + (replicas ? c.plan : 0);
   return {total, total + compute / 100 * c.balance_weight};
 }
 
@@ -207,10 +230,12 @@ inline Price price(Joint& j, Slots& s) {
     if (j.first_slot[x] != k) continue;
     withdraw_main(j, x);
     gather_instances(j, s, x);
-    serve<1>(j, x);
+    serve_all<1>(j, x);
     store_outside(j, s);
   }
-  return price_ports(j, replicas);
+  DomainPeaks all{};
+  for (int d = 0; d < p.M; ++d) raise(all, find_peaks(j, d));
+  return price_peaks(j, all, replicas);
 }
 
 }  // namespace topoep::joint

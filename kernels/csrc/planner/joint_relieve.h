@@ -21,24 +21,43 @@ struct Move {
 
 struct Relief {
   Kind kind;
-  Maxima now;
+  DomainPeaks now;  // of the whole cluster, before the move
   i64 none;  // total of the plan without replicas: a plan must stay below
   Move best;
 };
 
-// Work above the band under each maximum, priced: equal scores with less of it are nearer to the next
-// gain, because several ranks share a maximum.
-inline i64 excess(const Joint& j, const Maxima& now) {
+// Work of domain d above the band under each maximum, priced: of equal scores the one with less of it
+// is nearer to the next gain, because several ranks share a maximum.
+inline i64 excess(const Joint& j, const DomainPeaks& now, int d) {
   const Ports& q = j.ports;
   const i32 load = now.load - now.load / kBand, far = now.far - now.far / kBand,
             near = now.near - now.near / kBand;
   i64 sum_load = 0, sum_far = 0, sum_near = 0;
-  for (int r = 0; r < j.p.R; ++r) {
+  for (int r = d * j.p.g; r < (d + 1) * j.p.g; ++r) {
     sum_load += std::max(0, q.load[r] - load);
     sum_far += std::max(0, q.far_in[r] - far) + std::max(0, q.far_out[r] - far);
     sum_near += std::max(0, near_in(q, r) - near) + std::max(0, near_out(j, q, r) - near);
   }
   return j.cost.assignment * sum_load + j.cost.token_far * sum_far + j.cost.token_near * sum_near;
+}
+
+// Keeps the current ports and copies as the best move when they are. Only the domains d and dt, and
+// the copies of domain h, differ from `peaks`.
+inline void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
+  DomainPeaks all = find_peaks(j, d);
+  if (dt != d) raise(all, find_peaks(j, dt));
+  if (h != d && h != dt) raise(all, find_peaks(j, h));
+  for (int o = 0; o < j.p.M; ++o) {
+    if (o != d && o != dt && o != h) raise(all, j.peaks[o]);
+  }
+  const Price price = price_peaks(j, all, true);
+  if (price.total >= f.none || price.score > f.best.price.score) return;
+  i64 left = excess(j, f.now, d) + (dt != d ? excess(j, f.now, dt) : 0);
+  for (int o = 0; o < j.p.M; ++o) left += o != d && o != dt ? j.peaks[o].excess : 0;
+  if (price.score == f.best.price.score && left >= f.best.excess) return;
+  f.best = move;
+  f.best.price = price;
+  f.best.excess = left;
 }
 
 // How much of instance `from` to move to rank t: half the gap of the port in question, without lifting
@@ -54,44 +73,58 @@ inline i32 amount_to_move(const Joint& j, const Relief& f, int b, int t) {
   }
 }
 
+inline void insert_instance(Instances& in, int at, int rank, int slot) {
+  for (int i = in.n++; i > at; --i) {
+    in.rank[i] = in.rank[i - 1];
+    in.slot[i] = in.slot[i - 1];
+    in.quota[i] = in.quota[i - 1];
+    in.stored[i] = in.stored[i - 1];
+  }
+  in.rank[at] = rank;
+  in.slot[at] = slot;
+  in.quota[at] = in.stored[at] = 0;
+}
+
+inline void erase_instance(Instances& in, int at) {
+  --in.n;
+  for (int i = at; i < in.n; ++i) {
+    in.rank[i] = in.rank[i + 1];
+    in.slot[i] = in.slot[i + 1];
+    in.quota[i] = in.quota[i + 1];
+    in.stored[i] = in.stored[i + 1];
+  }
+}
+
 // Prices the move of the gathered expert x from instance `from` to `to`, an index or, for a new
-// instance on rank t in free slot `slot`, where it is inserted.
+// instance on rank t in free slot `slot`, where it is inserted. Only the two domains are served anew.
 inline void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int slot) {
   Instances& in = j.inst;
-  const int b = in.rank[from];
+  const int b = in.rank[from], d = j.p.domain_of(b), dt = j.p.domain_of(t);
   const i32 v = std::min(amount_to_move(j, f, b, t), in.quota[from]);
   if (v <= 0) return;
   const bool is_new = to == in.n || in.rank[to] != t;
   const bool vanishes = in.slot[from] >= 0 && v == in.quota[from];
+  copy_domain_ports(j, j.without, j.ports, d);
+  if (dt != d) serve_in<-1>(j, x, dt);
   in.quota[from] -= v;
   if (is_new) {
-    for (int i = in.n++; i > to; --i) {
-      in.rank[i] = in.rank[i - 1], in.slot[i] = in.slot[i - 1], in.quota[i] = in.quota[i - 1];
-    }
-    in.rank[to] = t, in.slot[to] = slot, in.quota[to] = 0;
+    insert_instance(in, to, t, slot);
     count_copy(j, x, t, 1);
   }
   in.quota[to] += v;
   if (vanishes) count_copy(j, x, b, -1);
-  copy_ports(j, j.without, j.ports);
-  serve<1>(j, x);
-  const Price price = price_ports(j, true);
-  if (price.total < f.none && price.score <= f.best.price.score) {
-    const i64 left = excess(j, f.now);
-    if (price.score < f.best.price.score || left < f.best.excess) {
-      f.best = {x, in.slot[from + (is_new && from >= to)], in.slot[to], t, v, price, left};
-    }
-  }
+  serve_in<1>(j, x, d);
+  if (dt != d) serve_in<1>(j, x, dt);
+  const int from_slot = in.slot[from + (is_new && from >= to)];
+  judge(j, f, d, dt, j.p.home(x), {x, from_slot, in.slot[to], t, v, {}, 0});
   if (vanishes) count_copy(j, x, b, 1);
   in.quota[to] -= v;
   if (is_new) {
     count_copy(j, x, t, -1);
-    --in.n;
-    for (int i = to; i < in.n; ++i) {
-      in.rank[i] = in.rank[i + 1], in.slot[i] = in.slot[i + 1], in.quota[i] = in.quota[i + 1];
-    }
+    erase_instance(in, to);
   }
   in.quota[from] += v;
+  if (dt != d) copy_domain_ports(j, j.with, j.ports, dt);
 }
 
 // Tries every place where rank b's work for x could go: its other instances, then in each domain the
@@ -102,8 +135,8 @@ inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
   gather_instances(j, s, x);
   int from = 0;
   while (in.rank[from] != b) ++from;
-  serve<-1>(j, x);
-  copy_ports(j, j.ports, j.without);
+  serve_in<-1>(j, x, p.domain_of(b));
+  copy_domain_ports(j, j.ports, j.without, p.domain_of(b));
   for (int i = 0; i < in.n; ++i) {
     if (i != from) try_move(j, f, x, from, i, in.rank[i], in.slot[i]);
   }
@@ -121,7 +154,7 @@ inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
     }
     if (best >= 0) try_move(j, f, x, from, at, best, best_slot);
   }
-  copy_ports(j, j.with, j.ports);
+  copy_domain_ports(j, j.with, j.ports, p.domain_of(b));
 }
 
 // The rank that binds the kind's term; lowest on ties.
@@ -153,7 +186,7 @@ inline int heaviest(Joint& j, const Slots& s, Kind kind, int b, int* list) {
     gather_instances(j, s, x);
     int i = 0;
     while (j.inst.rank[i] != b) ++i;
-    const i32 quota = j.inst.quota[i], outside = j.inst.outside[i];
+    const i32 quota = j.inst.quota[i], outside = j.inst.stored[i];
     const i32 near = quota - outside - std::min(column(j, x)[b], quota);
     const i32 weight = kind == kFar ? outside : kind == kLoad ? quota : near;
     if (weight <= j.mean / kGrain || (n == kWidth && weight <= weights[n - 1])) continue;
@@ -169,24 +202,32 @@ inline int heaviest(Joint& j, const Slots& s, Kind kind, int b, int* list) {
 }
 
 inline void commit(Joint& j, Slots& s, const Move& move) {
-  const int x = move.expert;
+  const Problem& p = j.p;
+  const int x = move.expert, r = move.from < 0 ? p.main[x] : move.from / p.S;
+  const int d = p.domain_of(r), dt = p.domain_of(move.rank);
   gather_instances(j, s, x);
-  serve<-1>(j, x);
-  unlink(j, s);
-  if (move.from >= 0 && (s.quota[move.from] -= move.amount) == 0) {
-    s.expert[move.from] = -1;
-    count_copy(j, x, move.from / j.p.S, -1);
-  }
+  serve_in<-1>(j, x, d);
+  if (dt != d) serve_in<-1>(j, x, dt);
   if (move.to >= 0 && s.expert[move.to] < 0) {
-    s.expert[move.to] = x;
-    s.quota[move.to] = 0;
     count_copy(j, x, move.rank, 1);
+    unlink(j, s);
+    s.expert[move.to] = x;
+    s.quota[move.to] = s.outside[move.to] = 0;
+    link(j, s);
   }
+  if (move.from >= 0) s.quota[move.from] -= move.amount;
   if (move.to >= 0) s.quota[move.to] += move.amount;
-  link(j, s);
   gather_instances(j, s, x);
-  serve<1>(j, x);
+  std::copy(j.inst.stored, j.inst.stored + j.inst.n, j.inst.outside);
+  serve_in<1>(j, x, d);
+  if (dt != d) serve_in<1>(j, x, dt);
   store_outside(j, s);
+  if (move.from >= 0 && s.quota[move.from] == 0) {
+    count_copy(j, x, r, -1);
+    unlink(j, s);
+    s.expert[move.from] = -1;
+    link(j, s);
+  }
 }
 
 // Improves `s`, at most `rounds` moves, kinds in turn, until no kind has a move. Returns its score.
@@ -198,8 +239,10 @@ inline i64 relieve(Joint& j, Slots& s, i64 none, int rounds) {
   int moves = 0;
   for (int kind = 0, idle = 0; moves < rounds && idle < kKinds; kind = (kind + 1) % kKinds, ++idle) {
     f.kind = Kind(kind);
-    f.now = find_maxima(j);
-    f.best.excess = excess(j, f.now);
+    f.now = {};
+    for (int d = 0; d < p.M; ++d) raise(f.now, j.peaks[d] = find_peaks(j, d));
+    f.best.excess = 0;
+    for (int d = 0; d < p.M; ++d) f.best.excess += j.peaks[d].excess = excess(j, f.now, d);
     f.best.expert = -1;
     copy_ports(j, j.ports, j.with);
     const int b = busiest(j, f.kind);

@@ -40,11 +40,19 @@ struct Instances {
   i32* quota;
   i32* own;      // of them from the instance's rank
   i32* outside;  // of them from other domains
+  i32* stored;   // `outside` as the slots have it
 };
 
-// Traffic of every rank, in assignments; [R] each, one block of 4*R.
+// Traffic of every rank, in assignments: [R] each, four rows of one block.
 struct Ports {
   i32 *load, *far_in, *far_out, *own;
+};
+
+// What the ranks of one domain contribute to the price.
+struct DomainPeaks {
+  i32 load, far, near;  // busiest ports, assignments
+  i64 copies;           // busiest copy port, picoseconds
+  i64 excess;           // see joint_relieve.h
 };
 
 struct Joint {
@@ -84,6 +92,7 @@ struct Joint {
   i32 *first_slot, *last_slot, *next_slot;  // [E], [E], [R*S]
   Ports ports, without, with;           // now; without and with the expert being moved
   i32 *in_far, *in_near, *out_far, *out_near;  // [R] copies
+  DomainPeaks* peaks;                   // [M]
   Instances inst;
   i32* share;                           // [R] assignments of a source that leave its domain
 
@@ -103,6 +112,14 @@ inline Ports take_ports(const Problem& p, Workspace& w) {
 
 inline void copy_ports(const Joint& j, const Ports& from, const Ports& to) {
   std::memcpy(to.load, from.load, sizeof(i32) * 4 * j.p.R);
+}
+
+inline void copy_domain_ports(const Joint& j, const Ports& from, const Ports& to, int d) {
+  const int first = d * j.p.g;
+  for (int row = 0; row < 4; ++row) {
+    const i64 at = i64(row) * j.p.R + first;
+    std::memcpy(to.load + at, from.load + at, sizeof(i32) * j.p.g);
+  }
 }
 
 inline Slots take_slots(const Problem& p, Workspace& w) {
@@ -143,7 +160,8 @@ inline void carve(Joint& j, Workspace& w) {
   j.trial = take_slots(p, w);
   j.best = take_slots(p, w);
   j.columns = ints(E * R);
-  j.inst = {0, ints(R), ints(R), ints(R), ints(R), ints(R)};
+  j.peaks = w.take<DomainPeaks>(M);
+  j.inst = {0, ints(R), ints(R), ints(R), ints(R), ints(R), ints(R)};
 }
 
 inline const i32* column(Joint& j, int x) {
