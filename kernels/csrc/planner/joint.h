@@ -6,29 +6,44 @@
 
 namespace topoep::joint {
 
-struct Search {
-  i64 best;    // score of the plan in `best`
-  i64 none;    // total of the plan without replicas
-  int winner;  // row, -1 = none
-};
+// What relief can make of the candidate in `ports`: each peak halfway down to its domain's mean.
+inline i64 promise(const Joint& j) {
+  const Problem& p = j.p;
+  const Ports& q = j.ports;
+  DomainPeaks all{};
+  for (int d = 0; d < p.M; ++d) {
+    i64 load = 0, far_in = 0, far_out = 0, in = 0, out = 0;
+    for (int r = d * p.g; r < (d + 1) * p.g; ++r) {
+      load += q.load[r];
+      far_in += q.far_in[r];
+      far_out += q.far_out[r];
+      in += near_in(q, r);
+      out += near_out(j, q, r);
+    }
+    DomainPeaks m = find_peaks(j, d);
+    m.load = i32((m.load + load / p.g) / 2);
+    m.far = i32((m.far + std::max(far_in, far_out) / p.g) / 2);
+    m.near = i32((m.near + std::max(in, out) / p.g) / 2);
+    raise(all, m);
+  }
+  return price_peaks(j, all, true).score;
+}
 
-// Prices the plan without replicas and every row's candidate; the lowest score, then the lowest row,
-// ends in `best`.
-inline Search sweep(Joint& j, const Recipe* table, int rows) {
-  std::fill(j.best.expert, j.best.expert + j.p.R * j.p.S, -1);
-  const Price none = price(j, j.best);
-  Search search{none.score, none.total, -1};
+// Every row's candidate; the one with the best promise, then the lowest row, ends in `best`. False when
+// none can be built.
+inline bool sweep(Joint& j, const Recipe* table, int rows) {
+  i64 lowest = kNever;
   for (int row = 0; row < rows; ++row) {
     select_pairs(j, table[row]);
     if (!build(j, table[row])) continue;
-    const Price candidate = price(j, j.trial);
+    price(j, j.trial);
     unlink(j, j.trial);
-    if (candidate.total >= search.none || candidate.score >= search.best) continue;
-    search.best = candidate.score;
-    search.winner = row;
+    const i64 value = promise(j);
+    if (value >= lowest) continue;
+    lowest = value;
     std::swap(j.trial, j.best);
   }
-  return search;
+  return lowest < kNever;
 }
 
 // Cuts one line of demands by one line of rooms, both by ascending rank.
@@ -108,12 +123,14 @@ inline void write_plan(Joint& j, Slots& s) {
   }
 }
 
-inline Search plan_joint(Joint& j, const Recipe* table, int rows, int rounds) {
+inline void plan_joint(Joint& j, const Recipe* table, int rows, int rounds) {
   set_up(j);
-  Search search = sweep(j, table, rows);
-  if (search.winner >= 0) search.best = relieve(j, j.best, search.none, rounds);
+  std::fill(j.trial.expert, j.trial.expert + j.p.R * j.p.S, -1);
+  const i64 none = price(j, j.trial).total;
+  if (!sweep(j, table, rows) || relieve(j, j.best, rounds).total >= none) {
+    std::fill(j.best.expert, j.best.expert + j.p.R * j.p.S, -1);
+  }
   write_plan(j, j.best);
-  return search;
 }
 
 }  // namespace topoep::joint

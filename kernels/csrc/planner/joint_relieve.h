@@ -22,7 +22,6 @@ struct Move {
 struct Relief {
   Kind kind;
   DomainPeaks now;  // of the whole cluster, before the move
-  i64 none;  // total of the plan without replicas: a plan must stay below
   Move best;
 };
 
@@ -51,7 +50,7 @@ inline void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
     if (o != d && o != dt && o != h) raise(all, j.peaks[o]);
   }
   const Price price = price_peaks(j, all, true);
-  if (price.total >= f.none || price.score > f.best.price.score) return;
+  if (price.score > f.best.price.score) return;
   i64 left = excess(j, f.now, d) + (dt != d ? excess(j, f.now, dt) : 0);
   for (int o = 0; o < j.p.M; ++o) left += o != d && o != dt ? j.peaks[o].excess : 0;
   if (price.score == f.best.price.score && left >= f.best.excess) return;
@@ -230,11 +229,10 @@ inline void commit(Joint& j, Slots& s, const Move& move) {
   }
 }
 
-// Improves `s`, at most `rounds` moves, kinds in turn, until no kind has a move. Returns its score.
-inline i64 relieve(Joint& j, Slots& s, i64 none, int rounds) {
+// Improves `s`, at most `rounds` moves, kinds in turn, until no kind has a move. Returns its price.
+inline Price relieve(Joint& j, Slots& s, int rounds) {
   const Problem& p = j.p;
   Relief f{};
-  f.none = none;
   f.best.price = price(j, s);
   int moves = 0;
   for (int kind = 0, idle = 0; moves < rounds && idle < kKinds; kind = (kind + 1) % kKinds, ++idle) {
@@ -262,7 +260,7 @@ inline i64 relieve(Joint& j, Slots& s, i64 none, int rounds) {
     idle = -1;
   }
   unlink(j, s);
-  return f.best.price.score;
+  return f.best.price;
 }
 
 }  // namespace topoep::joint

@@ -100,7 +100,7 @@ API int topoep_plan_joint(const void* load, int load_is_int64, const std::int32_
                           std::int64_t R, std::int64_t E, std::int64_t S, std::int64_t g,
                           const std::int64_t* costs, std::int64_t balance_weight,
                           const std::int32_t* table, std::int64_t rows, std::int64_t rounds,
-                          std::int32_t* expert_G, std::int32_t* assignments_RG, std::int64_t* info) {
+                          std::int32_t* expert_G, std::int32_t* assignments_RG) {
   using namespace topoep;
   joint::Joint state;
   i64 total = 0;
@@ -108,8 +108,6 @@ API int topoep_plan_joint(const void* load, int load_is_int64, const std::int32_
   state.cost = {costs[0], costs[1], costs[2], costs[3], costs[4], costs[5], balance_weight};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
-  const joint::Search s =
-      joint::plan_joint(state, reinterpret_cast<const joint::Recipe*>(table), int(rows), int(rounds));
-  info[0] = s.best, info[1] = s.winner, info[2] = 0, info[3] = s.none;
+  joint::plan_joint(state, reinterpret_cast<const joint::Recipe*>(table), int(rows), int(rounds));
   return kOk;
 }
