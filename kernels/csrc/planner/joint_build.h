@@ -201,7 +201,7 @@ inline bool fill(Joint& j, int d, const Recipe& q, i32 level, Slots& s) {
   i32* load = j.mains_load;
   i32 *used = j.used - first, *arrived = j.arrived - first;
   for (int r = first; r < end; ++r) used[r] = arrived[r] = 0;
-  for (int k = first * p.S; k < end * p.S; ++k) s.expert[k] = -1, s.quota[k] = 0;
+  for (int k = first * p.S; k < end * p.S; ++k) s.expert[k] = -1, s.outside[k] = 0;
   int free = p.g * p.S, items = 0;
   const auto put = [&](int r, int x, i32 amount, bool foreign) {
     const int k = r * p.S + used[r]++;

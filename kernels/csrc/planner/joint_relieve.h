@@ -8,8 +8,8 @@ namespace topoep::joint {
 
 enum Kind { kFar, kLoad, kNear, kCopies, kKinds };
 
-constexpr int kWidth = 4;      // experts of the busiest rank that are looked at
-constexpr int kGrain = 512;    // amounts of mean / kGrain and less are not
+constexpr int kWidth = 6;      // experts of the busiest rank that are looked at
+constexpr int kGrain = 256;    // amounts of mean / kGrain and less are not
 constexpr int kBand = 64;      // work within 1/kBand below a maximum counts as excess
 
 struct Move {
