@@ -8,9 +8,7 @@ from topoep_titan.planning import PLANNERS, check_plan
 from topoep_titan.planning.plan import Plan, PlanError, contiguous_mains, cut_assignments
 from topoep_titan.planning.topoep import _place_across_domains, _route, _Slots
 
-DIMS = ModelDims(
-    hidden=8, moe_intermediate=1
-)  # S_tok 16, |W| 48 bytes: two tokens pay
+DIMS = ModelDims(hidden=8, moe_intermediate=1)  # S_tok 16, |W| 48 bytes: two tokens pay
 
 
 def two_by_two() -> Cluster:

@@ -95,7 +95,7 @@ API int topoep_plan_topoep(const void* load, int load_is_int64, const i32* main,
   Topoep state;
   i64 total = 0;
   if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
-  if (!prices_fit({2 * token_bytes, token_far, token_near}, total) || expert_bytes < 0) return kBadCost;
+  if (!prices_fit({token_bytes, token_bytes, token_far, token_near}, total) || expert_bytes < 0) return kBadCost;
   state.cost = {token_bytes, expert_bytes, token_far, token_near};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
@@ -123,9 +123,9 @@ API int topoep_plan_joint(const void* load, int load_is_int64, const i32* main, 
     }
     if (q.share > 8) return kBadSearch;
   }
-  // The excess counts a rank's traffic in and out, a score the compute term with its weight.
-  if (!prices_fit({assignment, assignment / 100 * balance_weight, 2 * token_far, 2 * token_near},
-                  total) ||
+  // The excess counts a rank's traffic in and out; a score adds the weighted compute term.
+  if (!prices_fit({assignment, token_far, token_far, token_near, token_near}, total) ||
+      !prices_fit({assignment}, total / 100 * balance_weight + balance_weight) ||
       !prices_fit({copy_far, copy_near}, R * S) || !prices_fit({plan}, 1)) {
     return kBadCost;
   }
