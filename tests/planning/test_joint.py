@@ -68,10 +68,10 @@ def test_relief_halves_the_gap_by_hand():
     """Expert 0 has its main on rank 0 and a replica on rank 1; all its work comes from outside."""
     load_RE = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 0], [40, 0, 0, 0], [40, 0, 0, 0]])
     cluster = Cluster("hand", 2, 2, 400e12, 50e9, 200e9, 0.0, 0.0, 0.0)
-    dear = UnitCosts(1, token_far=8, token_near=2, copy_far=10**6, copy_near=10**6, plan=0)
+    dear = UnitCosts(1, token_far=8, token_near=2, copy_far=10**6, copy_near=0, plan=0)
     problem = make_problem(load_RE, contiguous_mains(4, 4), cluster, dear, 1, 0)
     slots = Slots(expert_N=[-1, 0, -1, -1], quota_N=[0, 10, 0, 0], outside_N=[0, 0, 0, 0])
-    # Rank 0 receives 70 and rank 1 ten: half the gap of 60 moves, and no copy is worth its price.
+    # Rank 0 receives 70 and rank 1 ten: half the gap of 60 moves; no far copy is worth its price.
     peaks = relieve(problem, slots, rounds=5)
     assert (slots.expert_N, slots.quota_N[1]) == ([-1, 0, -1, -1], 40)
     assert (peaks.load, peaks.far) == (40, 40)  # the sources send 40 each as well
