@@ -40,11 +40,11 @@ ceil(assignments / R).
    port, domain by domain, halfway down to the mean over the domain's ranks, for relief levels
    peaks. The lowest promise wins, then the lowest row.
 5. Relief (joint_relieve). In turn for the far in-port, the load, the near port and the copy port:
-   the busiest rank's heaviest experts (for copies: every replica that uses its copy port) try each
-   other instance, and in each domain the least loaded rank with a free slot, moving half the gap
-   of that port (copies: the whole quota) without lifting the busiest load. Only the two domains
-   involved are served anew. The move with the lowest score is made, ties by the priced work near
-   the peaks; at most `rounds` moves, until no kind has one.
+   the WIDTH heaviest experts of the busiest rank (for copies: the smallest replicas that use its
+   port) try each other instance, and in each domain the least loaded rank with a free slot, moving
+   half the gap of that port (copies: the whole quota) without lifting the busiest load. Only the
+   two domains involved are served anew. The move with the lowest score is made, ties by the priced
+   work near the peaks; at most `rounds` moves, until no kind has one.
 6. The plan without replicas is returned when it is not slower (planning and transfer charged).
 
 The rows of the table were chosen by forward selection on skewed and Zipf loads of 8 to 128 ranks,
@@ -85,7 +85,7 @@ TABLE = (
     Recipe(copies=7, share=6, whole=0, select_far=5, fill_far=50),
 )
 BALANCE_WEIGHT = 60
-ROUNDS = 80
+ROUNDS = 120
 
 
 def joint(

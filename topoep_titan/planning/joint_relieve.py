@@ -22,7 +22,7 @@ from topoep_titan.planning.joint_ports import (
 )
 
 KINDS = ("far", "load", "near", "copies")
-WIDTH = 6  # experts of the busiest rank that are looked at
+WIDTH = 6  # experts that a turn looks at
 GRAIN = 256  # those with mean / GRAIN assignments there and less are not
 BAND = 64  # work within 1/BAND below a peak counts as excess
 
@@ -87,7 +87,7 @@ def _excess(problem: Problem, ports: Ports, peaks: Peaks) -> int:
 def _experts_to_move(
     problem: Problem, slots: Slots, ports: Ports, kind: str
 ) -> list[tuple[int, int]]:
-    """(expert, rank): the heaviest on the busiest rank, or all whose copies use its copy port."""
+    """(expert, rank): the heaviest on the busiest rank; for its copy port the smallest replicas."""
     value_of = {
         "far": lambda r: ports.far_in_R[r],
         "load": lambda r: ports.load_R[r],
@@ -97,11 +97,13 @@ def _experts_to_move(
     busiest = max(range(problem.ranks), key=lambda r: (value_of(r), -r))
     per_rank = problem.slots_per_rank
     if kind == "copies":
-        return [
-            (x, n // per_rank)
+        users = [
+            n
             for n, x in enumerate(slots.expert_N)
             if x >= 0 and busiest in (n // per_rank, problem.main_E[x])
         ]
+        users.sort(key=lambda n: slots.quota_N[n])
+        return [(slots.expert_N[n], n // per_rank) for n in users[:WIDTH]]
     replicas = slots.expert_N[busiest * per_rank : (busiest + 1) * per_rank]
     weights = {}
     for x in [*problem.mains_R[busiest], *(x for x in replicas if x >= 0)]:

@@ -8,7 +8,7 @@ namespace topoep::joint {
 
 enum Kind { kFar, kLoad, kNear, kCopies, kKinds };
 
-constexpr int kWidth = 6;      // experts of the busiest rank that are looked at
+constexpr int kWidth = 6;      // experts that a turn looks at
 constexpr int kGrain = 256;    // amounts of mean / kGrain and less are not
 constexpr int kBand = 64;      // work within 1/kBand below a maximum counts as excess
 
@@ -174,11 +174,30 @@ inline int busiest(const Joint& j, Kind kind) {
   return best;
 }
 
-// The experts of rank b that weigh most in the kind's term, into `list`; returns their number.
-inline int heaviest(Joint& j, const Slots& s, Kind kind, int b, int* list) {
-  const Problem& p = j.p;
-  i32 weights[kWidth];
+// The (expert, rank) that a move may relieve rank b of, the kWidth most promising.
+struct Shortlist {
   int n = 0;
+  int expert[kWidth], rank[kWidth];
+  i32 weight[kWidth];
+
+  void add(int x, int r, i32 w) {
+    if (n == kWidth && w <= weight[n - 1]) return;
+    int at = n < kWidth ? n++ : n - 1;
+    for (; at > 0 && weight[at - 1] < w; --at) {
+      weight[at] = weight[at - 1];
+      expert[at] = expert[at - 1];
+      rank[at] = rank[at - 1];
+    }
+    weight[at] = w;
+    expert[at] = x;
+    rank[at] = r;
+  }
+};
+
+// The experts of rank b that weigh most in the kind's term.
+inline Shortlist heaviest(Joint& j, const Slots& s, Kind kind, int b) {
+  const Problem& p = j.p;
+  Shortlist list;
   for (int k = 0; k < p.per; ++k) {
     const int x = k < p.e ? p.mains[b * p.e + k] : s.expert[b * p.S + k - p.e];
     if (x < 0 || j.total[x] <= j.mean / kGrain) continue;
@@ -188,16 +207,19 @@ inline int heaviest(Joint& j, const Slots& s, Kind kind, int b, int* list) {
     const i32 quota = j.inst.quota[i], outside = j.inst.stored[i];
     const i32 near = quota - outside - std::min(column(j, x)[b], quota);
     const i32 weight = kind == kFar ? outside : kind == kLoad ? quota : near;
-    if (weight <= j.mean / kGrain || (n == kWidth && weight <= weights[n - 1])) continue;
-    int at = n < kWidth ? n++ : n - 1;
-    for (; at > 0 && weights[at - 1] < weight; --at) {
-      weights[at] = weights[at - 1];
-      list[at] = list[at - 1];
-    }
-    weights[at] = weight;
-    list[at] = x;
+    if (weight > j.mean / kGrain) list.add(x, b, weight);
   }
-  return n;
+  return list;
+}
+
+// The replicas with the smallest quotas of those that use rank b's copy port.
+inline Shortlist smallest_copies(const Joint& j, const Slots& s, int b) {
+  Shortlist list;
+  for (int k = 0; k < j.p.R * j.p.S; ++k) {
+    const int x = s.expert[k], r = k / j.p.S;
+    if (x >= 0 && (r == b || j.p.main[x] == b)) list.add(x, r, -s.quota[k]);
+  }
+  return list;
 }
 
 inline void commit(Joint& j, Slots& s, const Move& move) {
@@ -244,16 +266,8 @@ inline Price relieve(Joint& j, Slots& s, int rounds) {
     f.best.expert = -1;
     copy_ports(j, j.ports, j.with);
     const int b = busiest(j, f.kind);
-    if (f.kind == kCopies) {
-      for (int k = 0; k < p.R * p.S; ++k) {
-        const int x = s.expert[k], r = k / p.S;
-        if (x >= 0 && (r == b || p.main[x] == b)) try_expert(j, f, s, x, r);
-      }
-    } else {
-      int list[kWidth];
-      const int n = heaviest(j, s, f.kind, b, list);
-      for (int i = 0; i < n; ++i) try_expert(j, f, s, list[i], b);
-    }
+    const Shortlist list = f.kind == kCopies ? smallest_copies(j, s, b) : heaviest(j, s, f.kind, b);
+    for (int i = 0; i < list.n; ++i) try_expert(j, f, s, list.expert[i], list.rank[i]);
     if (f.best.expert < 0) continue;
     commit(j, s, f.best);
     ++moves;
