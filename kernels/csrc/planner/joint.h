@@ -1,4 +1,5 @@
-// The joint planner: candidates from a table of recipes, the best one relieved, never worse than none.
+// The joint planner: candidates from a table of recipes, the best one relieved, never worse than
+// none.
 #pragma once
 
 #include "joint_build.h"
@@ -29,8 +30,8 @@ inline i64 promise(const Joint& j) {
   return price_peaks(j, all, true).score;
 }
 
-// Every row's candidate; the one with the best promise, then the lowest row, ends in `best`. False when
-// none can be built.
+// Every row's candidate; the one with the best promise, then the lowest row, ends in `best`. False
+// when none can be built.
 inline bool sweep(Joint& j, const Recipe* table, int rows) {
   i64 lowest = kNever;
   for (int row = 0; row < rows; ++row) {

@@ -1,5 +1,5 @@
-// Builds one candidate from a recipe: which experts to bring where, how much each domain executes, and
-// the replica slots that level its ranks.
+// Builds one candidate from a recipe: which experts to bring where, how much each domain executes,
+// and the replica slots that level its ranks.
 #pragma once
 
 #include "joint_state.h"
@@ -10,8 +10,8 @@ inline int most_copies(const Joint& j, const Recipe& q) {
   return std::max(1, (q.copies * (j.p.M - 1) + 2) / 3);
 }
 
-// Greedy over the pairs, most demanded first: relieve main ranks that receive too much (pass 0), then
-// domains that send too much (pass 1). Fills `chosen`.
+// Greedy over the pairs, most demanded first: relieve main ranks that receive too much (pass 0),
+// then domains that send too much (pass 1). Fills `chosen`.
 inline void select_pairs(Joint& j, const Recipe& q) {
   const Problem& p = j.p;
   const int most_out = most_copies(j, q), most_in = p.g * p.S * q.share / 8;
@@ -63,8 +63,8 @@ inline void bring(Joint& j) {
   }
 }
 
-// Levels the domains: the fullest hands work to the emptiest, spread over all experts that both host,
-// because one lump would land on one in-port.
+// Levels the domains: the fullest hands work to the emptiest, spread over all experts that both
+// host, because one lump would land on one in-port.
 inline void shift_work(Joint& j) {
   const Problem& p = j.p;
   const i64 level = i64(j.mean) * p.g;
@@ -118,7 +118,8 @@ inline void lower_mains(Joint& j) {
 inline void add_item(Joint& j, int& items, i32 size, int x, int source) {
   int i = items++;  // kept by (size desc, expert asc, earlier first)
   for (; i > 0; --i) {
-    if (j.item_size[i - 1] > size || (j.item_size[i - 1] == size && j.item_expert[i - 1] <= x)) break;
+    const i32 other = j.item_size[i - 1];
+    if (other > size || (other == size && j.item_expert[i - 1] <= x)) break;
     j.item_size[i] = j.item_size[i - 1];
     j.item_expert[i] = j.item_expert[i - 1];
     j.item_source[i] = j.item_source[i - 1];
@@ -128,8 +129,8 @@ inline void add_item(Joint& j, int& items, i32 size, int x, int source) {
   j.item_source[i] = source;
 }
 
-// Cuts pieces off the mains of rank r until it is at the level and its mains keep no more than `far`
-// from outside. A piece carries outside work first.
+// Cuts pieces off the mains of rank r until it is at the level and its mains keep no more than
+// `far` from outside. A piece carries outside work first.
 inline void shed(Joint& j, int r, i32 level, i32 far, int& items) {
   const Problem& p = j.p;
   i32* quota = j.main_quota + r * p.e;
@@ -192,8 +193,8 @@ inline int list_brought(Joint& j, int d) {
   return n;
 }
 
-// Fills the slots of domain d so that no rank executes more than the level, if that can be done. False
-// when a brought expert finds no slot.
+// Fills the slots of domain d so that no rank executes more than the level, if that can be done.
+// False when a brought expert finds no slot.
 inline bool fill(Joint& j, int d, const Recipe& q, i32 level, Slots& s) {
   const Problem& p = j.p;
   const int first = d * p.g, end = first + p.g;

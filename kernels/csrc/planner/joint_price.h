@@ -52,8 +52,8 @@ inline void gather_instances(Joint& j, const Slots& s, int x) {
   in.stored[main_at] = std::max(0, executed_at_home + left - j.demand(h, x)) - outside_at_home;
 }
 
-// Gives `amount` assignments from outside to instances [a, b): always to the one whose rank receives
-// least so far, within its quota; the last few one by one in order.
+// Gives `amount` assignments from outside to instances [a, b): always to the one whose rank
+// receives least so far, within its quota; the last few one by one in order.
 inline void pour_outside(Joint& j, int a, int b, i32 amount) {
   Instances& in = j.inst;
   i32* far_in = j.ports.far_in;
@@ -86,9 +86,9 @@ inline void pour_outside(Joint& j, int a, int b, i32 amount) {
   }
 }
 
-// Adds (sign 1) or takes away (-1) instances [a, b) of x, those of one domain, at every port. Adding
-// chooses each instance's outside part, taking away reads the stored one. `share`, if given, receives
-// what leaves each source's domain.
+// Adds (sign 1) or takes away (-1) instances [a, b) of x, those of one domain, at every port.
+// Adding chooses each instance's outside part, taking away reads the stored one. `share`, if given,
+// receives what leaves each source's domain.
 template <int sign>
 inline void serve_domain(Joint& j, int x, int a, int b, i32* share = nullptr) {
   const Problem& p = j.p;

@@ -1,5 +1,5 @@
-// Relieves the busiest rank of each kind of port: moves work of one expert to another instance, or to a
-// new one in a free slot, as long as the exact score falls.
+// Relieves the busiest rank of each kind of port: moves work of one expert to another instance, or
+// to a new one in a free slot, as long as the exact score falls.
 #pragma once
 
 #include "joint_price.h"
@@ -8,9 +8,9 @@ namespace topoep::joint {
 
 enum Kind { kFar, kLoad, kNear, kCopies, kKinds };
 
-constexpr int kWidth = 6;      // experts that a turn looks at
-constexpr int kGrain = 256;    // amounts of mean / kGrain and less are not
-constexpr int kBand = 64;      // work within 1/kBand below a maximum counts as excess
+constexpr int kWidth = 6;    // experts that a turn looks at
+constexpr int kGrain = 256;  // those with mean / kGrain assignments there and less are not
+constexpr int kBand = 64;    // work within 1/kBand below a maximum counts as excess
 
 struct Move {
   int expert, from, to, rank;  // replica slots or -1 = the main; rank of `to`
@@ -25,8 +25,8 @@ struct Relief {
   Move best;
 };
 
-// Work of domain d above the band under each maximum, priced: of equal scores the one with less of it
-// is nearer to the next gain, because several ranks share a maximum.
+// Work of domain d above the band under each maximum, priced: of equal scores the one with less of
+// it is nearer to the next gain, because several ranks share a maximum.
 inline i64 excess(const Joint& j, const DomainPeaks& now, int d) {
   const Ports& q = j.ports;
   const i32 load = now.load - now.load / kBand, far = now.far - now.far / kBand,
@@ -59,8 +59,8 @@ inline void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
   f.best.excess = left;
 }
 
-// How much of instance `from` to move to rank t: half the gap of the port in question, without lifting
-// the busiest load.
+// How much of instance `from` to move to rank t: half the gap of the port in question, without
+// lifting the busiest load.
 inline i32 amount_to_move(const Joint& j, const Relief& f, int b, int t) {
   const Ports& q = j.with;
   const i32 room = f.now.load - q.load[t];
@@ -95,7 +95,8 @@ inline void erase_instance(Instances& in, int at) {
 }
 
 // Prices the move of the gathered expert x from instance `from` to `to`, an index or, for a new
-// instance on rank t in free slot `slot`, where it is inserted. Only the two domains are served anew.
+// instance on rank t in free slot `slot`, where it is inserted. Only the two domains are served
+// anew.
 inline void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int slot) {
   Instances& in = j.inst;
   const int b = in.rank[from], d = j.p.domain_of(b), dt = j.p.domain_of(t);
@@ -126,8 +127,8 @@ inline void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int sl
   if (dt != d) copy_domain_ports(j, j.with, j.ports, dt);
 }
 
-// Tries every place where rank b's work for x could go: its other instances, then in each domain the
-// least loaded rank with a free slot.
+// Tries every place where rank b's work for x could go: its other instances, then in each domain
+// the least loaded rank with a free slot.
 inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
   const Problem& p = j.p;
   Instances& in = j.inst;
@@ -256,9 +257,9 @@ inline Price relieve(Joint& j, Slots& s, int rounds) {
   const Problem& p = j.p;
   Relief f{};
   f.best.price = price(j, s);
-  int moves = 0;
-  for (int kind = 0, idle = 0; moves < rounds && idle < kKinds; kind = (kind + 1) % kKinds, ++idle) {
-    f.kind = Kind(kind);
+  int moves = 0, idle = 0;  // idle: turns without a move, in a row
+  for (int turn = 0; moves < rounds && idle < kKinds; ++turn) {
+    f.kind = Kind(turn % kKinds);
     f.now = {};
     for (int d = 0; d < p.M; ++d) raise(f.now, j.peaks[d] = find_peaks(j, d));
     f.best.excess = 0;
@@ -268,10 +269,11 @@ inline Price relieve(Joint& j, Slots& s, int rounds) {
     const int b = busiest(j, f.kind);
     const Shortlist list = f.kind == kCopies ? smallest_copies(j, s, b) : heaviest(j, s, f.kind, b);
     for (int i = 0; i < list.n; ++i) try_expert(j, f, s, list.expert[i], list.rank[i]);
+    ++idle;
     if (f.best.expert < 0) continue;
     commit(j, s, f.best);
     ++moves;
-    idle = -1;
+    idle = 0;
   }
   unlink(j, s);
   return f.best.price;

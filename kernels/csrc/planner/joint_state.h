@@ -1,8 +1,9 @@
 // State of the joint planner, and what it computes once per load.
 //
 // planning/joint.py is the specification; the phases here carry its names. A candidate is a set of
-// (domain, expert) pairs to bring and a recipe of targets; it becomes replica slots with quotas. Only
-// experts with a replica are ever looked at again, so a candidate's cost does not grow with E.
+// (domain, expert) pairs to bring and a recipe of targets; it becomes replica slots with quotas.
+// Of the experts only those with a replica are served again, so a candidate's cost hardly grows with
+// E.
 #pragma once
 
 #include <algorithm>
@@ -103,7 +104,7 @@ struct Joint {
   i32 outside_demand(int x) const { return total[x] - demand(p.home(x), x); }
 };
 
-inline int max_pairs(const Problem& p) { return 4 * p.R * p.S; }
+inline i64 max_pairs(const Problem& p) { return 4 * i64(p.R) * p.S; }
 
 inline Ports take_ports(const Problem& p, Workspace& w) {
   i32* block = w.take<i32>(4 * i64(p.R));

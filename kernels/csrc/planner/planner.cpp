@@ -1,5 +1,5 @@
-// C ABI of the CPU planners. Every function returns 0, or the code of the first thing wrong with its
-// input; nothing is written then. Pointers are checked for contents, not for validity.
+// C ABI of the CPU planners. Every function returns 0, or the code of the first thing wrong with
+// its input; nothing is written then. Pointers are checked for contents, not for validity.
 #include <initializer_list>
 #include <new>
 #include <vector>
@@ -10,7 +10,17 @@
 namespace topoep {
 namespace {
 
-enum Error { kOk = 0, kBadSizes, kBadMain, kNegativeLoad, kLargeLoad, kBadCost, kBadSearch, kNoMemory };
+// topoep_kernels/ops.py holds their messages.
+enum Error {
+  kOk = 0,
+  kBadSizes,
+  kBadMain,
+  kNegativeLoad,
+  kLargeLoad,
+  kBadCost,
+  kBadSearch,
+  kNoMemory
+};
 
 // Reused by every plan of this thread: planning allocates nothing after the first call.
 thread_local std::vector<char> block;
@@ -88,14 +98,17 @@ using topoep::i32;
 using topoep::i64;
 
 // load [R][E] int32 or int64, main [E]; writes expert_G [G] and assignments_RG [R][G].
-API int topoep_plan_topoep(const void* load, int load_is_int64, const i32* main, i64 R, i64 E, i64 S,
-                           i64 g, i64 token_bytes, i64 expert_bytes, i64 token_far, i64 token_near,
+API int topoep_plan_topoep(const void* load, int load_is_int64, const i32* main, i64 R, i64 E,
+                           i64 S, i64 g, i64 token_bytes, i64 expert_bytes, i64 token_far, i64 token_near,
                            i32* expert_G, i32* assignments_RG) {
   using namespace topoep;
   Topoep state;
   i64 total = 0;
   if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
-  if (!prices_fit({token_bytes, token_bytes, token_far, token_near}, total) || expert_bytes < 0) return kBadCost;
+  if (!prices_fit({token_bytes, token_bytes, token_far, token_near}, total) ||
+      !prices_fit({expert_bytes}, 1)) {
+    return kBadCost;
+  }
   state.cost = {token_bytes, expert_bytes, token_far, token_near};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
