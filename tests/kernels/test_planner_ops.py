@@ -4,13 +4,15 @@ import pytest
 import torch
 from topoep_kernels import KernelsMissing, library, ops
 
+from tests.native_library import build_or_skip
+
 PRICES = (100, 160, 40, 9_000, 2_000, 0)
 TABLE = torch.tensor([[3, 6, 1, 20, 0]], dtype=torch.int32)
 
-try:
-    library.cpu_library()
-except KernelsMissing as error:
-    pytest.skip(str(error), allow_module_level=True)
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    build_or_skip()
 
 
 def plan_joint(load_RE, main_E, **changes):

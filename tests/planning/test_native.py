@@ -1,28 +1,17 @@
 """The compiled planners agree with the Python specifications bit for bit."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from topoep_kernels.library import BUILD_COMMAND
 
+from tests.native_library import build_or_skip
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.planning import NATIVE, PLANNERS, REFERENCE, implementation, native
-
-ROOT = Path(__file__).resolve().parents[2]
+from topoep_titan.planning import NATIVE, PLANNERS, REFERENCE, implementation
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _library():
-    if native.is_built():
-        return
-    if not (shutil.which("cmake") and (shutil.which("c++") or shutil.which("g++"))):
-        pytest.skip("the CPU library is not built, and there is no CMake or C++ compiler")
-    subprocess.run(BUILD_COMMAND, shell=True, cwd=ROOT, check=True)
-    native.cpu_library.cache_clear()
+    build_or_skip()
 
 
 def a_cell(seed: int) -> dict:

@@ -33,6 +33,7 @@ def topoep(
     model_dims: ModelDims,
     replica_slots: int,
 ) -> Plan:
+    """`planning.topoep.topoep`, compiled. Raises ValueError for a malformed load or placement."""
     costs = unit_costs(cluster, model_dims)
     return Plan(
         *ops.plan_topoep(
@@ -59,6 +60,7 @@ def joint(
     rows: int = len(TABLE),
     rounds: int = ROUNDS,
 ) -> Plan:
+    """`planning.joint.joint`, compiled. Raises ValueError for a malformed load or placement."""
     costs = unit_costs(cluster, model_dims)
     return Plan(
         *ops.plan_joint(
