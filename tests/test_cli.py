@@ -215,6 +215,6 @@ def test_bench_prints_rows_for_scripts_and_a_table_for_people(capsys, monkeypatc
     monkeypatch.setattr("topoep_titan.cli.TINY_CELLS", ("tiny-2x4",))
     assert main([*command, "--bounds", "--planner", "none,topoep"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 2 * 2 * 6
+    assert len(lines) == 1 + 3 * 2 * 6  # none, topoep compiled and not; two cells
     assert main(["bench-planner", "--cells", "mars"]) == 2
     refused(capsys, "unknown cell 'mars'")

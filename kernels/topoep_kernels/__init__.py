@@ -1,5 +1,5 @@
-"""Compiled planners and kernels behind plain C ABIs, loaded on first use; no torchtitan in here."""
+"""Compiled planners and kernels behind plain C ABIs, loaded on first use."""
 
-from topoep_kernels.library import BUILD_COMMAND, KernelsMissing, cpu_library
+from topoep_kernels.library import KernelsMissing, cpu_library
 
-__all__ = ["BUILD_COMMAND", "KernelsMissing", "cpu_library"]
+__all__ = ["KernelsMissing", "cpu_library"]

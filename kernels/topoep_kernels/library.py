@@ -15,12 +15,12 @@ BUILD_COMMAND = "cmake -S kernels -B build/dev -G Ninja && cmake --build build/d
 
 
 class KernelsMissing(ImportError):
-    """The compiled library is not built, or cannot be loaded."""
+    """The compiled library is not built."""
 
 
 @cache
 def cpu_library() -> ctypes.CDLL:
-    """``libtopoep_cpu.so``. Raises KernelsMissing with the folders searched and the remedy."""
+    """``libtopoep_cpu.so``. Raises KernelsMissing, or ImportError when it cannot be loaded."""
     return _load("libtopoep_cpu.so")
 
 
@@ -32,7 +32,9 @@ def _load(name: str) -> ctypes.CDLL:
             try:
                 return ctypes.CDLL(str(folder / name))
             except OSError as error:
-                raise KernelsMissing(f"{folder / name} cannot be loaded: {error}") from None
+                raise ImportError(
+                    f"{folder / name} cannot be loaded ({error}); build it again: {BUILD_COMMAND}"
+                ) from None
     searched = ", ".join(str(folder) for folder in folders)
     raise KernelsMissing(
         f"{name} is not in {searched}; build it with `pip install -e .` or `{BUILD_COMMAND}`, "

@@ -1,26 +1,26 @@
 """One Python function for each compiled function: tensors in, tensors out, errors raised.
 
-Letters: R ranks, E experts, S replica slots a rank, G = E + R*S slots. Costs are integer
-picoseconds, byte counts plain integers; what they mean is the caller's business.
+Letters: R ranks, E experts, S replica slots a rank, G = E + R*S slots. Prices are integer
+picoseconds; what they mean is the caller's business.
 """
 
-import ctypes
 from ctypes import c_int, c_int64, c_void_p
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from topoep_kernels.library import cpu_library
 
-# codes of csrc/planner/planner.cpp
-_ERRORS = {
-    1: "sizes must satisfy: ranks divide experts, ranks_per_node divides ranks, "
-    "ranks * slots below 2**31",
+_ERRORS = {  # codes of csrc/planner/planner.cpp
+    1: "sizes must satisfy: ranks divide experts, ranks_per_node divides ranks, no negative "
+    "replica_slots, ranks * slots below 2**31",
     2: "main_E must put exactly E/R experts on every rank",
     3: "load_RE holds a negative count",
     4: "load_RE holds more than 2**31 - 1 assignments",
-    5: "unit costs times assignments exceed 2**62 picoseconds",
-    6: "out of memory",
+    5: "a price is negative, or prices times assignments exceed 2**61 picoseconds",
+    6: "balance_weight, table, rows or rounds is out of range",
+    7: "out of memory",
 }
 
 
@@ -35,33 +35,68 @@ def plan_topoep(
     token_far: int,
     token_near: int,
 ) -> tuple[Tensor, Tensor]:
-    """TopoEP as published: int32 ``(expert_G, assignments_RG)``. Raises ValueError."""
-    return _plan(
-        "topoep_plan_topoep",
-        load_RE,
-        main_E,
-        replica_slots,
-        ranks_per_node,
-        (token_bytes, expert_bytes, token_far, token_near),
-    )
+    """TopoEP as published: int32 ``expert_G`` (G,) and ``assignments_RG``. Raises ValueError."""
+    call = cpu_function("topoep_plan_topoep", c_int64, c_int64, c_int64, c_int64)
+    prices = (token_bytes, expert_bytes, token_far, token_near)
+    return _plan(call, load_RE, main_E, replica_slots, ranks_per_node, prices)
+
+
+def plan_joint(
+    load_RE: Tensor,
+    main_E: Tensor,
+    *,
+    replica_slots: int,
+    ranks_per_node: int,
+    prices: tuple[int, int, int, int, int, int],
+    balance_weight: int,
+    table: Tensor,
+    rounds: int,
+) -> tuple[Tensor, Tensor]:
+    """The joint planner: int32 ``expert_G`` (G,) and ``assignments_RG``. Raises ValueError.
+
+    ``prices``: of one assignment, far token, near token, far copy, near copy, plan. ``table``:
+    int32 (rows, 5), the recipes of its candidates.
+    """
+    if table.ndim != 2 or table.shape[1] != 5 or table.dtype != torch.int32:
+        raise ValueError(f"table must be int32 (rows, 5), got {table.dtype} {tuple(table.shape)}")
+    table = table.contiguous()
+    call = cpu_function("topoep_plan_joint", *[c_int64] * 7, c_void_p, c_int64, c_int64)
+    settings = (*prices, balance_weight, table.data_ptr(), len(table), rounds)
+    return _plan(call, load_RE, main_E, replica_slots, ranks_per_node, settings)
+
+
+@cache
+def cpu_function(name: str, *settings: type):
+    """The C planner called ``name``; ``settings`` are the types between its sizes and outputs."""
+    function = getattr(cpu_library(), name)
+    function.restype = c_int
+    function.argtypes = [c_void_p, c_int, c_void_p, *[c_int64] * 4, *settings, c_void_p, c_void_p]
+    return function
 
 
 def _plan(
-    name: str, load_RE: Tensor, main_E: Tensor, replica_slots: int, per_node: int, settings: tuple
+    function, load_RE: Tensor, main_E: Tensor, replica_slots: int, per_node: int, settings: tuple
 ) -> tuple[Tensor, Tensor]:
+    name = function.__name__
     if load_RE.ndim != 2 or load_RE.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"load_RE must be int32 or int64 (R, E), got {load_RE.dtype}")
+        raise ValueError(
+            f"{name}: load_RE must be (R, E) of int32 or int64, got {tuple(load_RE.shape)} of "
+            f"{load_RE.dtype}"
+        )
     ranks, experts = load_RE.shape
-    if main_E.shape != (experts,):
-        raise ValueError(f"main_E must be ({experts},), got {tuple(main_E.shape)}")
-    if load_RE.is_cuda or main_E.is_cuda:
-        raise ValueError(f"{name} plans on the CPU; move load_RE and main_E there")
+    if main_E.shape != (experts,) or replica_slots < 0:
+        raise ValueError(
+            f"{name}: main_E must be ({experts},) and replica_slots at least 0, got "
+            f"{tuple(main_E.shape)} and {replica_slots}"
+        )
+    if load_RE.device.type != "cpu" or main_E.device.type != "cpu":
+        raise ValueError(f"{name} plans on the CPU; load_RE is on {load_RE.device}")
     load_RE = load_RE.contiguous()
     main_E = main_E.to(torch.int32).contiguous()
     slots = experts + ranks * replica_slots
     expert_G = torch.empty(slots, dtype=torch.int32)
     assignments_RG = torch.empty(ranks, slots, dtype=torch.int32)
-    code = _function(name, len(settings))(
+    code = function(
         load_RE.data_ptr(), load_RE.dtype == torch.int64, main_E.data_ptr(),
         ranks, experts, replica_slots, per_node, *settings,
         expert_G.data_ptr(), assignments_RG.data_ptr(),
@@ -69,17 +104,3 @@ def _plan(
     if code:
         raise ValueError(f"{name}: {_ERRORS[code]}")
     return expert_G, assignments_RG
-
-
-_functions: dict[str, ctypes._CFuncPtr] = {}
-
-
-def _function(name: str, settings: int) -> ctypes._CFuncPtr:
-    if name not in _functions:
-        function = getattr(cpu_library(), name)
-        function.restype = c_int
-        function.argtypes = (
-            [c_void_p, c_int, c_void_p] + [c_int64] * (4 + settings) + [c_void_p, c_void_p]
-        )
-        _functions[name] = function
-    return _functions[name]

@@ -1,18 +1,22 @@
 """Counts in, Plan out: the planners, all pure functions with one signature.
 
 ``planner(load_RE, *, main_E, cluster, model_dims, replica_slots) -> Plan``. To add one, write it in
-a file of its own and name it in ``PLANNERS``.
+a file of its own and name it in ``REFERENCE``. Where a planner is compiled, ``PLANNERS`` holds the
+compiled one; ``implementation`` tells which.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
 from topoep_titan.errors import InputError
+from topoep_titan.planning import native
 from topoep_titan.planning.eplb import eplb, eplb_free
 from topoep_titan.planning.fastermoe import fastermoe
 from topoep_titan.planning.flexmoe import flexmoe, flexmoe_free
+from topoep_titan.planning.joint import joint
 from topoep_titan.planning.moonep import moonep, moonep_free
 from topoep_titan.planning.plan import Plan, check_load, check_plan, unbalanced_plan
 from topoep_titan.planning.topoep import topoep
@@ -31,21 +35,29 @@ def none(
     return unbalanced_plan(load_RE, main_E, replica_slots)
 
 
-PLANNERS: dict[str, Callable[..., Plan]] = {
+REFERENCE: dict[str, Callable[..., Plan]] = {
     "none": none,
     "topoep": topoep,
+    "joint": joint,
     "eplb": eplb,
     "fastermoe": fastermoe,
     "flexmoe": flexmoe,
     "ultraep": ultraep,
     "moonep": moonep,
 }
+NATIVE: dict[str, Callable[..., Plan]] = {"topoep": native.topoep, "joint": native.joint}
+PLANNERS = REFERENCE | (NATIVE if native.is_built() else {})
 # As published, outside the contract (mains move, or more than S slots): for comparison only.
 FREE_PLANNERS: dict[str, Callable[..., Plan]] = {
     "eplb-free": eplb_free,
     "flexmoe-free": flexmoe_free,
     "moonep-free": moonep_free,
 }
+
+
+def implementation(name: str) -> Literal["reference", "native"]:
+    """What ``PLANNERS[name]`` is: the Python specification or the compiled CPU planner."""
+    return "native" if PLANNERS[name] is NATIVE.get(name) else "reference"
 
 
 def planner_named(name: str) -> Callable[..., Plan]:
@@ -55,4 +67,14 @@ def planner_named(name: str) -> Callable[..., Plan]:
     return PLANNERS[name]
 
 
-__all__ = ["FREE_PLANNERS", "PLANNERS", "Plan", "check_load", "check_plan", "planner_named"]
+__all__ = [
+    "FREE_PLANNERS",
+    "NATIVE",
+    "PLANNERS",
+    "REFERENCE",
+    "Plan",
+    "check_load",
+    "check_plan",
+    "implementation",
+    "planner_named",
+]

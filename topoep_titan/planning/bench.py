@@ -14,8 +14,9 @@ from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
 from topoep_titan.errors import InputError
-from topoep_titan.planning import FREE_PLANNERS, PLANNERS
+from topoep_titan.planning import FREE_PLANNERS, NATIVE, REFERENCE
 from topoep_titan.planning.bounds import MILP_EXPERTS, MILP_RANKS, milp_bound, relaxed_bound
+from topoep_titan.planning.native import is_built
 from topoep_titan.planning.plan import Plan, contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import load_of, skew, zipf
@@ -65,9 +66,14 @@ class Contestant:
 
 def contestants() -> list[Contestant]:
     """Everything that can plan on this machine."""
-    return [Contestant(name, "reference", planner) for name, planner in PLANNERS.items()] + [
-        Contestant(name, "reference", planner, bounded=False)
-        for name, planner in FREE_PLANNERS.items()
+    native = NATIVE if is_built() else {}
+    return [
+        *(Contestant(name, "reference", planner) for name, planner in REFERENCE.items()),
+        *(Contestant(name, "native", planner) for name, planner in native.items()),
+        *(
+            Contestant(name, "reference", planner, bounded=False)
+            for name, planner in FREE_PLANNERS.items()
+        ),
     ]
 
 

@@ -1,14 +1,26 @@
-// C ABI of the CPU planners. Every function returns 0, or the code of the first thing wrong with its
-// input; nothing is written then. Pointers are checked for contents, not for validity.
+// C ABI of the CPU planners. Every function returns 0, or the code of the first thing wrong with
+// its input; nothing is written then. Pointers are checked for contents, not for validity.
+#include <initializer_list>
 #include <new>
 #include <vector>
 
+#include "joint.h"
 #include "topoep.h"
 
 namespace topoep {
 namespace {
 
-enum Error { kOk = 0, kBadSizes, kBadMain, kNegativeLoad, kLargeLoad, kLargeCost, kNoMemory };
+// topoep_kernels/ops.py holds their messages.
+enum Error {
+  kOk = 0,
+  kBadSizes,
+  kBadMain,
+  kNegativeLoad,
+  kLargeLoad,
+  kBadCost,
+  kBadSearch,
+  kNoMemory
+};
 
 // Reused by every plan of this thread: planning allocates nothing after the first call.
 thread_local std::vector<char> block;
@@ -43,6 +55,16 @@ Error check_load(const T* load, i64 count, i32* copy, i64& total) {
   return kOk;
 }
 
+// Whether `count` of each unit price add up to less than a quarter of what int64 holds.
+bool prices_fit(std::initializer_list<i64> units, i64 count) {
+  double sum = 0;
+  for (i64 unit : units) {
+    if (unit < 0) return false;
+    sum += double(unit) * double(count);
+  }
+  return sum < double(kNever / 2);
+}
+
 template <class State>
 Error start(State& state, const void* load, int load_is_int64, const i32* main, i64 R, i64 E, i64 S,
             i64 g, i64& total) try {
@@ -72,23 +94,57 @@ Error start(State& state, const void* load, int load_is_int64, const i32* main, 
 
 #define API extern "C" __attribute__((visibility("default")))
 
+using topoep::i32;
+using topoep::i64;
+
 // load [R][E] int32 or int64, main [E]; writes expert_G [G] and assignments_RG [R][G].
-API int topoep_plan_topoep(const void* load, int load_is_int64, const std::int32_t* main,
-                           std::int64_t R, std::int64_t E, std::int64_t S, std::int64_t g,
-                           std::int64_t token_bytes, std::int64_t expert_bytes,
-                           std::int64_t token_far, std::int64_t token_near, std::int32_t* expert_G,
-                           std::int32_t* assignments_RG) {
+API int topoep_plan_topoep(const void* load, int load_is_int64, const i32* main, i64 R, i64 E,
+                           i64 S, i64 g, i64 token_bytes, i64 expert_bytes, i64 token_far, i64 token_near,
+                           i32* expert_G, i32* assignments_RG) {
   using namespace topoep;
   Topoep state;
   i64 total = 0;
   if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
-  const i64 most = kNever / (total + 1);
-  if (token_bytes > most / 2 || expert_bytes > kNever || token_far > most || token_near > most) {
-    return kLargeCost;
+  if (!prices_fit({token_bytes, token_bytes, token_far, token_near}, total) ||
+      !prices_fit({expert_bytes}, 1)) {
+    return kBadCost;
   }
   state.cost = {token_bytes, expert_bytes, token_far, token_near};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
   plan_topoep(state);
+  return kOk;
+}
+
+// table [rows][5] of joint::Recipe; otherwise as above.
+API int topoep_plan_joint(const void* load, int load_is_int64, const i32* main, i64 R, i64 E, i64 S,
+                          i64 g, i64 assignment, i64 token_far, i64 token_near, i64 copy_far,
+                          i64 copy_near, i64 plan, i64 balance_weight, const i32* table, i64 rows,
+                          i64 rounds, i32* expert_G, i32* assignments_RG) {
+  using namespace topoep;
+  joint::Joint state;
+  i64 total = 0;
+  if (Error error = start(state, load, load_is_int64, main, R, E, S, g, total)) return error;
+  if (balance_weight < 0 || balance_weight > 1000000 || rows < 0 || rows > 1000000 || rounds < 0) {
+    return kBadSearch;
+  }
+  const auto* recipes = reinterpret_cast<const joint::Recipe*>(table);
+  for (i64 row = 0; row < rows; ++row) {
+    const joint::Recipe& q = recipes[row];
+    for (i32 v : {q.copies, q.share, q.whole, q.select_far, q.fill_far}) {
+      if (v < 0 || v > 1000) return kBadSearch;
+    }
+    if (q.share > 8) return kBadSearch;
+  }
+  // The excess counts a rank's traffic in and out; a score adds the weighted compute term.
+  if (!prices_fit({assignment, token_far, token_far, token_near, token_near}, total) ||
+      !prices_fit({assignment}, total / 100 * balance_weight + balance_weight) ||
+      !prices_fit({copy_far, copy_near}, R * S) || !prices_fit({plan}, 1)) {
+    return kBadCost;
+  }
+  state.cost = {assignment, token_far, token_near, copy_far, copy_near, plan, balance_weight};
+  state.expert_G = expert_G;
+  state.assignments_RG = assignments_RG;
+  plan_joint(state, recipes, int(rows), int(std::min<i64>(rounds, INT32_MAX)));
   return kOk;
 }

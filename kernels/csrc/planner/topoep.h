@@ -37,8 +37,8 @@ inline void carve(Topoep& t, Workspace& w) {
   t.load = w.take<i64>(t.p.g);
 }
 
-// Stage 1: the domain's g*S largest positive benefits. Ranks are filled least occupied first, lowest
-// on ties: from empty slots that is round robin.
+// Stage 1: the domain's g*S largest positive benefits. Ranks are filled least occupied first,
+// lowest on ties: from empty slots that is round robin.
 inline void bring_experts(Topoep& t, int d) {
   const Problem& p = t.p;
   const i32* demand = p.demand + i64(d) * p.E;
@@ -67,8 +67,8 @@ inline i64 slot_of(const Topoep& t, int x, int r) {
   return -1;
 }
 
-// Split each demand for the expert of a replica slot evenly over the instances of the source's domain, else over all; the
-// remainder goes one each to instances s mod n, s mod n + 1, ...
+// Split each demand for the expert of a replica slot evenly over the instances of the source's
+// domain, else over all; the remainder goes one each to instances s mod n, s mod n + 1, ...
 inline void route_expert(Topoep& t, i64 replica) {
   const Problem& p = t.p;
   const int x = t.expert_G[replica];

@@ -1,0 +1,81 @@
+"""Calls the compiled CPU planners: cluster and widths become integer prices, tensors become a Plan.
+
+Same signatures and bit for bit the same plans as the Python references beside it.
+"""
+
+import dataclasses
+from functools import cache
+
+import torch
+from topoep_kernels import KernelsMissing, cpu_library, ops
+from torch import Tensor
+
+from topoep_titan.cluster import Cluster, ModelDims
+from topoep_titan.cluster.cost_model import unit_costs
+from topoep_titan.planning.joint import BALANCE_WEIGHT, ROUNDS, TABLE
+from topoep_titan.planning.plan import Plan
+
+
+def is_built() -> bool:
+    """Whether the compiled library is there. One that is there and does not load raises."""
+    try:
+        cpu_library()
+    except KernelsMissing:
+        return False
+    return True
+
+
+def topoep(
+    load_RE: Tensor,
+    *,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+    replica_slots: int,
+) -> Plan:
+    """`planning.topoep.topoep`, compiled. Raises ValueError for a malformed load or placement."""
+    costs = unit_costs(cluster, model_dims)
+    return Plan(
+        *ops.plan_topoep(
+            load_RE,
+            main_E,
+            replica_slots=replica_slots,
+            ranks_per_node=cluster.ranks_per_node,
+            token_bytes=model_dims.token_bytes,
+            expert_bytes=model_dims.expert_bytes,
+            token_far=costs.token_far,
+            token_near=costs.token_near,
+        )
+    )
+
+
+def joint(
+    load_RE: Tensor,
+    *,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+    replica_slots: int,
+    balance_weight: int = BALANCE_WEIGHT,
+    rows: int = len(TABLE),
+    rounds: int = ROUNDS,
+) -> Plan:
+    """`planning.joint.joint`, compiled. Raises ValueError for a malformed load or placement."""
+    costs = unit_costs(cluster, model_dims)
+    return Plan(
+        *ops.plan_joint(
+            load_RE,
+            main_E,
+            replica_slots=replica_slots,
+            ranks_per_node=cluster.ranks_per_node,
+            prices=dataclasses.astuple(costs),
+            balance_weight=balance_weight,
+            table=_table(rows),
+            rounds=rounds,
+        )
+    )
+
+
+@cache
+def _table(rows: int) -> Tensor:
+    return torch.tensor([dataclasses.astuple(recipe) for recipe in TABLE[:rows]], dtype=torch.int32)
