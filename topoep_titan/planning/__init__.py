@@ -48,6 +48,7 @@ def planner_named(name: str) -> Callable[..., Plan]:
 
 
 __all__ = [
+    "NATIVE",
     "PLANNERS",
     "REFERENCE",
     "Plan",
