@@ -6,7 +6,7 @@ NPROC  ?= 4
 NAME   ?= $(basename $(notdir $(RECIPE)))
 ARGS   ?=
 STEPS  ?= 100
-PLANNERS ?= none topoep
+PLANNERS ?= none topoep joint
 DEMO   ?= outputs/data/demo
 
 BIN   := $(VENV)/bin

@@ -82,6 +82,24 @@ def test_a_larger_shape_too(name):
     assert torch.equal(plan.assignments_RG, expected.assignments_RG)
 
 
+def test_relief_opens_the_first_replica():
+    """No candidate brings anything here, yet moving 287 of rank 1's 289 pays for copy and planning:
+    795 * 184 + 2 * 5,120 + 491,520 + 10**6 = 1,648,040 below 1,082 * 184 + 289 * 5,120 = 1,678,768.
+    """
+    cell = {
+        "main_E": torch.tensor([0, 1]),
+        "cluster": Cluster("2x1", 2, 1, 400e12, 50e9, 200e9, 0.0, 0.0, 1.0),
+        "model_dims": ModelDims(64, 64),
+        "replica_slots": 1,
+        "balance_weight": 0,
+    }
+    load_RE = torch.tensor([[793, 0], [289, 0]])
+    for planner in (REFERENCE["joint"], NATIVE["joint"]):
+        plan = planner(load_RE, **cell)
+        assert plan.expert_G.tolist() == [0, -1, 1, 0]
+        assert plan.assignments_RG.tolist() == [[793, 0, 0, 0], [2, 0, 0, 287]]
+
+
 def test_callers_can_tell_the_implementation():
     assert implementation("none") == "reference"
     for name in NATIVE:

@@ -6,7 +6,7 @@ Letters: R ranks, M domains of g ranks, E experts, S replica slots a rank.
 
 from dataclasses import dataclass
 
-from topoep_titan.planning.joint_ports import Ports, Problem, Slots, ports_without_replicas
+from topoep_titan.planning.joint_ports import Problem, Slots, ports_without_replicas
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _select(problem: Problem, pairs: list[Pair], recipe: Recipe) -> list[Pair]:
     then domains that send too much."""
     most_in = problem.ranks_per_domain * problem.slots_per_rank * recipe.share // 8
     far = problem.mean * recipe.select_far // 100
-    ports: Ports = ports_without_replicas(problem)
+    ports = ports_without_replicas(problem)
     far_in_R = list(ports.far_in_R)
     far_out_M = [
         sum(ports.far_out_R[r] for r in problem.ranks_of(d)) for d in range(problem.domains)

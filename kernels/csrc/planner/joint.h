@@ -27,7 +27,7 @@ inline i64 promise(const Joint& j) {
     m.near = i32((m.near + std::max(in, out) / p.g) / 2);
     raise(all, m);
   }
-  return price_peaks(j, all, true).score;
+  return price_peaks(j, all).score;
 }
 
 // Every row's candidate; the one with the best promise, then the lowest row, ends in `best`. False
@@ -127,7 +127,7 @@ inline void write_plan(Joint& j, Slots& s) {
 inline void plan_joint(Joint& j, const Recipe* table, int rows, int rounds) {
   set_up(j);
   std::fill(j.trial.expert, j.trial.expert + j.p.R * j.p.S, -1);
-  const i64 none = price(j, j.trial).total;
+  const i64 none = price(j, j.trial).total - j.cost.plan;
   if (!sweep(j, table, rows) || relieve(j, j.best, rounds).total >= none) {
     std::fill(j.best.expert, j.best.expert + j.p.R * j.p.S, -1);
   }

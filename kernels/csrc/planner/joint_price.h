@@ -203,15 +203,14 @@ inline void raise(DomainPeaks& m, const DomainPeaks& by) {
 }
 
 struct Price {
-  i64 total;  // the cost model: compute + token + replica + plan, picoseconds
+  i64 total;  // the cost model of a plan with replicas, picoseconds
   i64 score;  // with the taste for balance
 };
 
-inline Price price_peaks(const Joint& j, const DomainPeaks& m, bool replicas) {
+inline Price price_peaks(const Joint& j, const DomainPeaks& m) {
   const JointCosts& c = j.cost;
   const i64 compute = c.assignment * m.load;
-  const i64 total =
-      compute + c.token_far * m.far + c.token_near * m.near + m.copies + (replicas ? c.plan : 0);
+  const i64 total = compute + c.token_far * m.far + c.token_near * m.near + m.copies + c.plan;
   return {total, total + compute / 100 * c.balance_weight};
 }
 
@@ -221,11 +220,9 @@ inline Price price(Joint& j, Slots& s) {
   copy_ports(j, j.base, j.ports);
   for (i32* a : {j.in_far, j.in_near, j.out_far, j.out_near}) std::memset(a, 0, sizeof(i32) * p.R);
   link(j, s);
-  bool replicas = false;
   for (int k = 0; k < p.R * p.S; ++k) {
     const int x = s.expert[k];
     if (x < 0) continue;
-    replicas = true;
     count_copy(j, x, k / p.S, 1);
     if (j.first_slot[x] != k) continue;
     withdraw_main(j, x);
@@ -235,7 +232,7 @@ inline Price price(Joint& j, Slots& s) {
   }
   DomainPeaks all{};
   for (int d = 0; d < p.M; ++d) raise(all, find_peaks(j, d));
-  return price_peaks(j, all, replicas);
+  return price_peaks(j, all);
 }
 
 }  // namespace topoep::joint

@@ -49,7 +49,7 @@ inline void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
   for (int o = 0; o < j.p.M; ++o) {
     if (o != d && o != dt && o != h) raise(all, j.peaks[o]);
   }
-  const Price price = price_peaks(j, all, true);
+  const Price price = price_peaks(j, all);
   if (price.score > f.best.price.score) return;
   i64 left = excess(j, f.now, d) + (dt != d ? excess(j, f.now, dt) : 0);
   for (int o = 0; o < j.p.M; ++o) left += o != d && o != dt ? j.peaks[o].excess : 0;
