@@ -47,13 +47,26 @@ CELLS = {
     "e640": Cell(640, 8, 2048, 768, 32, 8),
     "glm-32": Cell(128, 8, 4096, 1408, 32, 8),
     "deepseek-32": Cell(160, 6, 5120, 1536, 32, 8),
+    # Many domains, and two large ones (NVL32, NVL72).
+    "e640-8x8": Cell(640, 8, 2048, 768, 64, 8),
+    "e640-16x8": Cell(640, 8, 2048, 768, 128, 8),
+    "e640-2x32": Cell(640, 8, 2048, 768, 64, 32),
+    "e576-2x72": Cell(576, 8, 2048, 768, 144, 72),
+    # Planning time against ranks and experts (the paper's Figure 11).
+    "time-8": Cell(640, 8, 2048, 768, 8, 8),
+    "time-32": Cell(640, 8, 2048, 768, 32, 8),
+    "time-128": Cell(640, 8, 2048, 768, 128, 8),
+    "time-1024": Cell(1024, 8, 2048, 768, 32, 8),
     # Small enough for the rank-level bound.
     "tiny-2x4": Cell(16, 4, 2048, 768, 8, 4),
     "tiny-4x4": Cell(32, 4, 2048, 768, 16, 4),
     "tiny-2x8": Cell(64, 8, 2048, 768, 16, 8),
 }
 TINY_CELLS = ("tiny-2x4", "tiny-4x4", "tiny-2x8")  # added by --bounds
-DEFAULT_CELLS = tuple(name for name in CELLS if name not in TINY_CELLS)
+TIME_CELLS = tuple(name for name in CELLS if name.startswith("time-"))  # compiled, skew -2 only
+WIDE_CELLS = ("e640-8x8", "e640-16x8", "e640-2x32", "e576-2x72")  # minutes: only when named
+DEFAULT_CELLS = tuple(name for name in CELLS if name not in (*TINY_CELLS, *WIDE_CELLS))
+WORKLOADS = [*(("skew", router_skew) for router_skew in ROUTER_SKEWS), ("zipf", None)]
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,9 @@ def bench_rows(
     for name in cells:
         cell = CELLS[name]
         group = cluster.resized(cell.ranks, cell.ranks_per_node)
-        for workload, router_skew in [*(("skew", s) for s in ROUTER_SKEWS), ("zipf", None)]:
+        timing = name in TIME_CELLS
+        planning = [c for c in chosen if c.implementation == "native"] if timing else chosen
+        for workload, router_skew in [("skew", -2.0)] if timing else WORKLOADS:
             for seed in seeds:
                 load_RE = _draw(cell, router_skew, seed)
                 for replica_slots in slots:
@@ -108,7 +123,7 @@ def bench_rows(
                         "replica_slots": replica_slots,
                     }
                     bound_us = _bound(load_RE, problem, with_milp) / 1e6
-                    for contestant in chosen:
+                    for contestant in planning:
                         yield {
                             "planner": contestant.planner,
                             "implementation": contestant.implementation,
