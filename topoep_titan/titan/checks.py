@@ -36,6 +36,11 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
             "topoep.router_skew is synthetic routing, whose loss means nothing; "
             "set validator.enable = false"
         )
+    if topoep.router_skew is not None and config.model.balance != "none":
+        raise InputError(
+            f"topoep.router_skew is synthetic routing, which model.balance = "
+            f"{config.model.balance!r} would work against; set it to 'none'"
+        )
     if config.compile.enable:
         raise InputError(
             "compile.enable: torch.compile is not supported with plan-driven routed experts yet; "
@@ -88,9 +93,10 @@ def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"parallelism.expert_parallel_degree ({ep})"
         )
     for name in ("n_heads", "n_kv_heads"):
-        if getattr(model, name) % tp:
+        heads = getattr(model, name, 0)  # latent attention has no key-value heads
+        if heads % tp:
             raise InputError(
-                f"model.{name} ({getattr(model, name)}) must be a multiple of "
+                f"model.{name} ({heads}) must be a multiple of "
                 f"parallelism.tensor_parallel_degree ({tp})"
             )
     if model.n_layers < pp:
