@@ -38,11 +38,14 @@ def run(trainers, folder):
     """``run(layout, *arguments)`` -> step records; each distinct run is trained once."""
     finished = {}
 
-    def train_once(layout: str, *arguments: str, again: bool = False) -> list[dict]:
-        key = layout, arguments, again
+    def train_once(
+        layout: str, *arguments: str, again: bool = False, recipe: str = "tiny.toml"
+    ) -> list[dict]:
+        key = layout, arguments, again, recipe
         if key not in finished:
             world, settings = LAYOUTS[layout]
-            results = trainers.run(train, world, free_port(), str(folder), [*settings, *arguments])
+            arguments = [*settings, *arguments]
+            results = trainers.run(train, world, free_port(), str(folder), arguments, recipe)
             (finished[key],) = [steps for steps in results if steps is not None]
         return finished[key]
 
@@ -63,6 +66,16 @@ def bits(steps: list[dict]) -> list[str]:
 def test_loss_is_that_of_one_process(run, layout, planner):
     reference = losses(run("EP1", "--topoep.planner", "none"))
     trained = losses(run(layout, "--topoep.planner", planner))
+    assert ((trained - reference).abs() / reference).max() < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["EP2", "EP4", "PP2 x EP2", "TP2 x EP2"])
+@pytest.mark.parametrize("planner", ["none", "topoep"])
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v2"])
+def test_loss_of_the_other_families_too(run, family, planner, layout):
+    recipe = f"tiny_{family}.toml"  # with a selection bias that moves, and an auxiliary loss
+    reference = losses(run("EP1", "--topoep.planner", "none", recipe=recipe))
+    trained = losses(run(layout, "--topoep.planner", planner, recipe=recipe))
     assert ((trained - reference).abs() / reference).max() < 1e-5
 
 

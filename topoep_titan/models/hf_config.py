@@ -192,8 +192,9 @@ def from_hf_table(table: dict[str, Any]) -> ModelConfig:
     unknown = table.keys() - WITHOUT_EFFECT - WITHOUT_EFFECT_IN[kind]
     if unknown:
         raise InputError(f"unknown fields: {', '.join(sorted(unknown))}")
-    if rope["yarn_original_len"] is None:
+    if rope["yarn_factor"] > 1 and rope["yarn_original_len"] is None:
         rope["yarn_original_len"] = fields["max_seq_len"]
+    rope = {ours: value for ours, value in rope.items() if value is not None}
     return FAMILIES[kind](**fields, **rope)
 
 
@@ -211,7 +212,7 @@ def _rope(table: dict[str, Any]) -> dict[str, Any]:
         "rope_theta": float(rope.pop("rope_theta", theta) or 10_000.0),
         "partial_rotary_factor": rope.pop("partial_rotary_factor", partial),
         "yarn_factor": 1.0,
-        "yarn_original_len": rope.pop("original_max_position_embeddings", None),
+        "yarn_original_len": None,
         "mscale_all_dim": rope.pop("mscale_all_dim", None) or 0.0,
     }
     mscale, amplitude = rope.pop("mscale", None), rope.pop("attention_factor", None)
@@ -219,6 +220,7 @@ def _rope(table: dict[str, Any]) -> dict[str, Any]:
         if not rope.get("factor"):
             raise InputError("YaRN's factor is missing")
         fields["yarn_factor"] = factor = float(rope.pop("factor"))
+        fields["yarn_original_len"] = rope.pop("original_max_position_embeddings", None)
         fields["yarn_beta_fast"] = float(rope.pop("beta_fast", None) or 32.0)
         fields["yarn_beta_slow"] = float(rope.pop("beta_slow", None) or 1.0)
         if rope.pop("truncate", True) is not True:
@@ -226,6 +228,7 @@ def _rope(table: dict[str, Any]) -> dict[str, Any]:
         if amplitude is None and mscale and fields["mscale_all_dim"]:
             amplitude = _attention(factor, mscale) / _attention(factor, fields["mscale_all_dim"])
         fields["rope_amplitude"] = _attention(factor, 1.0) if amplitude is None else amplitude
+    rope.pop("original_max_position_embeddings", None)  # without scaling it means nothing
     if rope:
         raise InputError(f"unknown rope fields: {', '.join(sorted(rope))}")
     return fields
