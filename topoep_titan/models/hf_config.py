@@ -266,13 +266,22 @@ def to_hf_table(model: ModelConfig) -> dict[str, Any]:
     return table
 
 
-def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """Fields of the architecture in which two models differ, as "name: there, here"."""
+def refuse_other_model(folder: Path, there: ModelConfig, here: ModelConfig) -> None:
+    """Raise InputError with every field in which the folder's model is not the recipe's.
+
+    What belongs to training may differ, and so may the length: a shorter rope is the same one.
+    """
     if type(there) is not type(here):
-        return [f"model_type: {there.MODEL_TYPE}, {here.MODEL_TYPE}"]
-    own = {"balance", "aux_coeff", "max_seq_len"}  # of training; and a shorter rope is the same one
-    return [
-        f"{field.name}: {getattr(there, field.name)!r}, {getattr(here, field.name)!r}"
-        for field in dataclasses.fields(there)
-        if field.name not in own and getattr(there, field.name) != getattr(here, field.name)
-    ]
+        different = [f"model_type: {there.MODEL_TYPE}, {here.MODEL_TYPE}"]
+    else:
+        different = [
+            f"{field.name}: {getattr(there, field.name)!r}, {getattr(here, field.name)!r}"
+            for field in dataclasses.fields(there)
+            if field.name not in ("balance", "aux_coeff", "max_seq_len")
+            and getattr(there, field.name) != getattr(here, field.name)
+        ]
+    if different:
+        raise InputError(
+            f"{folder} holds another model than the recipe builds (there, here): "
+            f"{'; '.join(different)}"
+        )

@@ -6,6 +6,8 @@ from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
+from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
+from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
 from topoep_titan.titan.job import cluster_name
 from topoep_titan.titan.trainer import TopoEPTrainer
@@ -20,6 +22,7 @@ def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = T
     """
     _check_topoep(config)
     _check_layout(config, nproc)
+    _check_checkpoint(config)
     _check_data(config, verify_data)
 
 
@@ -115,6 +118,25 @@ def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"training.global_batch_size ({training.global_batch_size}) must be a multiple of "
             f"local_batch_size x data-parallel ranks ({step})"
         )
+
+
+def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
+    """What training starts from, if it is on this machine."""
+    checkpoint = config.checkpoint
+    if not (checkpoint.enable and checkpoint.initial_load_path):
+        return
+    folder = Path(checkpoint.initial_load_path)
+    if checkpoint.initial_load_in_hf:
+        model = read_hf_config(folder)
+        refuse_other_model(folder, model, config.model)
+        match(open_checkpoint(folder), model)
+    elif not (folder / ".metadata").exists():
+        raise InputError(
+            f"checkpoint.initial_load_path: {folder} is no checkpoint (no .metadata); for a "
+            "Hugging Face folder set initial_load_in_hf and initial_load_model_only"
+        )
+    elif (folder / "config.json").exists():  # written by `convert hf-to-titan`
+        refuse_other_model(folder, read_hf_config(folder), config.model)
 
 
 def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:

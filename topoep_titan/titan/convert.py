@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.planner import (
 
 from topoep_titan.errors import InputError
 from topoep_titan.models.family import ModelConfig
-from topoep_titan.models.hf_config import differences, read_hf_config, to_hf_table
+from topoep_titan.models.hf_config import read_hf_config, refuse_other_model, to_hf_table
 from topoep_titan.models.hf_files import DTYPES, INDEX, HFCheckpoint, match, open_checkpoint
 from topoep_titan.models.hf_names import Place, places
 from topoep_titan.titan.job import load_job
@@ -121,16 +121,6 @@ def titan_to_hf(
         for name, parts in parameters.items():
             _compare(_cast(_read_parameter(checkpoint, name), name, dtype), parts, written)
     return [f"{out}: {len(wanted)} tensors of {model.MODEL_TYPE}, read back and equal"]
-
-
-def refuse_other_model(folder: Path, there: ModelConfig, here: ModelConfig) -> None:
-    """Raise InputError with every field in which the folder's model is not the recipe's."""
-    different = differences(there, here)
-    if different:
-        raise InputError(
-            f"{folder} holds another model than the recipe builds (there, here): "
-            f"{'; '.join(different)}"
-        )
 
 
 class _StreamPlanner(DefaultSavePlanner):
