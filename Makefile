@@ -46,6 +46,14 @@ reproduce-qwen: demo-data  ## train Qwen3 under each of PLANNERS and write the r
 	$(BIN)/python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \
 	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
 
+reproduce-glm: demo-data  ## the same for GLM-4.5 MoE
+	$(BIN)/python -m recipes.reproduce toml_configs/glm4_moe_debug.toml --name reproduce-glm \
+	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+
+reproduce-deepseek: demo-data  ## the same for DeepSeek-V2
+	$(BIN)/python -m recipes.reproduce toml_configs/deepseek_v2_debug.toml --name reproduce-deepseek \
+	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+
 tensorboard: $(STAMP)  ## show all runs in outputs/
 	$(BIN)/tensorboard --logdir outputs --bind_all
 
@@ -53,5 +61,6 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-.PHONY: help install test lint demo-data train reproduce-qwen tensorboard clean
+.PHONY: help install test lint demo-data train reproduce-qwen reproduce-glm reproduce-deepseek \
+        tensorboard clean
 .DEFAULT_GOAL := help

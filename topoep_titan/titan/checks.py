@@ -21,7 +21,7 @@ def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = T
     ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
     """
     _check_topoep(config)
-    _check_layout(config, nproc)
+    check_layout(config, nproc)
     _check_checkpoint(config)
     _check_data(config, verify_data)
 
@@ -56,7 +56,8 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         )
 
 
-def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
+def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
+    """Raise InputError with the first thing that does not fit ``nproc`` processes."""
     parallelism, training, model = config.parallelism, config.training, config.model
     tp, pp = parallelism.tensor_parallel_degree, parallelism.pipeline_parallel_degree
     ep, replicate = parallelism.expert_parallel_degree, parallelism.data_parallel_replicate_degree
