@@ -122,6 +122,8 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
         (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
+        (["--topoep.router-skew", "-4", "--model.balance", "aux"], "set it to 'none'"),
+        (["--checkpoint.enable", "--checkpoint.initial-load-path", "/nowhere"], "is no checkpoint"),
         (["--model.num-experts", "6", "--parallelism.expert-parallel-degree", "4"],
          "model.num_experts (6) must be a multiple of parallelism.expert_parallel_degree (4)"),
         (["--parallelism.expert-parallel-degree", "3"], "(3) must divide data_parallel_shard"),
