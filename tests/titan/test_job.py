@@ -122,6 +122,8 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
         (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
+        (["--model.top-k", "9"], "model.top_k (9) must be 1 to the experts in the groups kept"),
+        (["--model.n-kv-heads", "3"], "model.n_kv_heads (3) must divide model.n_heads (2)"),
         (["--topoep.router-skew", "-4", "--model.balance", "aux"], "set it to 'none'"),
         (["--checkpoint.enable", "--checkpoint.initial-load-path", "/nowhere"], "is no checkpoint"),
         (["--model.num-experts", "6", "--parallelism.expert-parallel-degree", "4"],

@@ -27,11 +27,11 @@ from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.rope import RoPE
 from torchtitan.protocols.model_spec import ModelSpec
 
+from topoep_titan.errors import InputError
 from topoep_titan.models.router import BalancedRouter
 from topoep_titan.titan.device import on_cpu
 
 INIT_STD = 0.02  # initializer_range of all three published config.json
-BIAS_UPDATE = 1e-3  # step of the selection bias (DeepSeek-V3, section 4.2; GLM-4.5 the same)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,6 +66,8 @@ class ModelConfig:
     after every step (no loss), "aux" adds the family's published auxiliary loss."""
     aux_coeff: float = 1e-3
     """Of the auxiliary loss."""
+    bias_step: float = 1e-3
+    """How far "bias" moves it (DeepSeek-V3, section 4.2, and GLM-4.5: 0.001, over many steps)."""
 
     def build_spec(self, flavor: str) -> ModelSpec:
         raise NotImplementedError
@@ -110,6 +112,37 @@ class ModelConfig:
     def residual_std(self) -> float:
         """Outputs that add to the residual stream start smaller, by depth (as torchtitan does)."""
         return INIT_STD / (2 * self.n_layers) ** 0.5
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raise InputError with the first relation between the fields that cannot be built."""
+    dense = getattr(model, "n_dense_layers", 0)
+    groups, kept = getattr(model, "num_groups", 1), getattr(model, "groups_kept", 1)
+    kv_heads, head_dim = getattr(model, "n_kv_heads", 1), getattr(model, "head_dim", 2)
+    rotary_dim = getattr(model, "rotary_dim", head_dim)
+    wrong = {
+        f"model.n_dense_layers ({dense}) must leave an MoE layer of model.n_layers "
+        f"({model.n_layers})": not 0 <= dense < model.n_layers,
+        f"model.num_groups ({groups}) must divide model.num_experts ({model.num_experts})": groups
+        < 1
+        or model.num_experts % groups,
+        f"model.groups_kept ({kept}) must be 1 to model.num_groups ({groups})": not 1
+        <= kept
+        <= groups,
+        f"model.top_k ({model.top_k}) must be 1 to the experts in the groups kept "
+        f"({model.num_experts} x {kept} / {groups})": not (
+            1 <= model.top_k <= model.num_experts * kept // max(groups, 1)
+        ),
+        f"model.n_kv_heads ({kv_heads}) must divide model.n_heads ({model.n_heads})": kv_heads < 1
+        or model.n_heads % kv_heads,
+        f"model.rotary_dim ({rotary_dim}) must be even and at most model.head_dim "
+        f"({head_dim})": rotary_dim % 2 or not 0 < rotary_dim <= head_dim,
+        f"model.aux_coeff ({model.aux_coeff}) must be positive": model.aux_coeff <= 0,
+        f"model.bias_step ({model.bias_step}) must be positive": model.bias_step <= 0,
+    }
+    for message, holds in wrong.items():
+        if holds:
+            raise InputError(message)
 
 
 def normal(std: float = INIT_STD):
@@ -207,5 +240,5 @@ def mixture_of_experts(
         ),
         shared_experts=feed_forward(model, shared_hidden_dim) if shared_hidden_dim else None,
         # torchtitan keeps a selection bias where this is set; `bias_hook` decides if it moves.
-        load_balance_coeff=BIAS_UPDATE if model.has_selection_bias else None,
+        load_balance_coeff=model.bias_step if model.has_selection_bias else None,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from topoep_titan.errors import InputError
 from topoep_titan.models.deepseek_v2 import DeepSeekV2
-from topoep_titan.models.family import ModelConfig
+from topoep_titan.models.family import ModelConfig, check_model
 from topoep_titan.models.glm4_moe import Glm4Moe
 from topoep_titan.models.qwen3 import Qwen3
 
@@ -195,7 +195,9 @@ def from_hf_table(table: dict[str, Any]) -> ModelConfig:
     if rope["yarn_factor"] > 1 and rope["yarn_original_len"] is None:
         rope["yarn_original_len"] = fields["max_seq_len"]
     rope = {ours: value for ours, value in rope.items() if value is not None}
-    return FAMILIES[kind](**fields, **rope)
+    model = FAMILIES[kind](**fields, **rope)
+    check_model(model)
+    return model
 
 
 def _rope(table: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def refuse_other_model(folder: Path, there: ModelConfig, here: ModelConfig) -> N
         different = [
             f"{field.name}: {getattr(there, field.name)!r}, {getattr(here, field.name)!r}"
             for field in dataclasses.fields(there)
-            if field.name not in ("balance", "aux_coeff", "max_seq_len")
+            if field.name not in ("balance", "aux_coeff", "bias_step", "max_seq_len")
             and getattr(there, field.name) != getattr(here, field.name)
         ]
     if different:

@@ -6,6 +6,7 @@ from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
+from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
@@ -21,6 +22,7 @@ def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = T
     ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
     """
     _check_topoep(config)
+    check_model(config.model)
     check_layout(config, nproc)
     _check_checkpoint(config)
     _check_data(config, verify_data)
