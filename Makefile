@@ -42,6 +42,15 @@ train: $(STAMP)    ## check RECIPE, then train it with NPROC processes into outp
 	$(BIN)/python train.py $(RECIPE) --check --nproc $(NPROC) --name $(NAME) $(ARGS)
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) train.py $(RECIPE) --name $(NAME) $(ARGS)
 
+.PHONY: reproduce-glm reproduce-deepseek
+reproduce-glm: demo-data  ## train GLM-4.5 MoE under each of PLANNERS and write the report
+	$(BIN)/python -m recipes.reproduce toml_configs/glm4_moe_debug.toml --name reproduce-glm \
+	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+
+reproduce-deepseek: demo-data  ## train DeepSeek-V2 under each of PLANNERS and write the report
+	$(BIN)/python -m recipes.reproduce toml_configs/deepseek_v2_debug.toml --name reproduce-deepseek \
+	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+
 reproduce-qwen: demo-data  ## train Qwen3 under each of PLANNERS and write the report
 	$(BIN)/python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \
 	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)

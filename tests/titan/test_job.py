@@ -14,6 +14,7 @@ device.install()
 
 import train
 from topoep_titan.errors import InputError
+from topoep_titan.titan.checks import check_layout
 from topoep_titan.titan.job import load_job, resolved_table
 
 RECIPES = Path(__file__).parents[2] / "toml_configs"
@@ -48,11 +49,32 @@ def test_resolved_recipe_is_a_recipe(path, tmp_path):
     assert again.activation_checkpoint == config.activation_checkpoint
 
 
-def test_published_qwen3(tmp_path):
-    full = load_job(RECIPES / "qwen3_30b_a3b.toml")
-    assert (full.model.n_layers, full.parallelism.expert_parallel_degree) == (48, 32)
-    reduced = load_job(RECIPES / "qwen3_30b_a3b_5l.toml")
-    assert (reduced.model.n_layers, reduced.model.num_experts) == (5, 128)
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_recipe_fits_its_number_of_processes(path):
+    config = load_job(path)
+    check_layout(config, config.nproc)
+
+
+@pytest.mark.parametrize(  # Table 1 and section 6.1 of the TopoEP paper
+    ("recipe", "layers", "experts", "pipeline", "expert_parallel"),
+    [
+        ("qwen3_30b_a3b_5l", 5, 128, 1, 32),
+        ("glm4_5_air_5l", 5, 128, 2, 16),
+        ("deepseek_v2_4l", 4, 160, 2, 16),
+    ],
+)
+def test_reduced_models_of_the_paper(recipe, layers, experts, pipeline, expert_parallel):
+    config = load_job(RECIPES / f"{recipe}.toml")
+    assert (config.model.n_layers, config.model.num_experts) == (layers, experts)
+    assert config.parallelism.pipeline_parallel_degree == pipeline
+    assert config.parallelism.expert_parallel_degree == expert_parallel
+
+
+def test_the_command_line_knows_the_fields_of_the_family():
+    config = load_job(
+        RECIPES / "deepseek_v2_4l.toml", ["--model.n-layers", "5", "--model.mscale", "1"]
+    )
+    assert (config.model.n_layers, config.model.mscale, config.model.n_dense_layers) == (5, 1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +122,10 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
         (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
+        (["--model.top-k", "9"], "model.top_k (9) must be 1 to the experts in the groups kept"),
+        (["--model.n-kv-heads", "3"], "model.n_kv_heads (3) must divide model.n_heads (2)"),
+        (["--topoep.router-skew", "-4", "--model.balance", "aux"], "set it to 'none'"),
+        (["--checkpoint.enable", "--checkpoint.initial-load-path", "/nowhere"], "is no checkpoint"),
         (["--model.num-experts", "6", "--parallelism.expert-parallel-degree", "4"],
          "model.num_experts (6) must be a multiple of parallelism.expert_parallel_degree (4)"),
         (["--parallelism.expert-parallel-degree", "3"], "(3) must divide data_parallel_shard"),

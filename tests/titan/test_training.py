@@ -38,11 +38,14 @@ def run(trainers, folder):
     """``run(layout, *arguments)`` -> step records; each distinct run is trained once."""
     finished = {}
 
-    def train_once(layout: str, *arguments: str, again: bool = False) -> list[dict]:
-        key = layout, arguments, again
+    def train_once(
+        layout: str, *arguments: str, again: bool = False, recipe: str = "tiny.toml"
+    ) -> list[dict]:
+        key = layout, arguments, again, recipe
         if key not in finished:
             world, settings = LAYOUTS[layout]
-            results = trainers.run(train, world, free_port(), str(folder), [*settings, *arguments])
+            arguments = [*settings, *arguments]
+            results = trainers.run(train, world, free_port(), str(folder), arguments, recipe)
             (finished[key],) = [steps for steps in results if steps is not None]
         return finished[key]
 
@@ -64,6 +67,43 @@ def test_loss_is_that_of_one_process(run, layout, planner):
     reference = losses(run("EP1", "--topoep.planner", "none"))
     trained = losses(run(layout, "--topoep.planner", planner))
     assert ((trained - reference).abs() / reference).max() < 1e-5
+
+
+OTHERS = ("glm4_moe", "deepseek_v2")  # with a selection bias that moves, with an auxiliary loss
+FULL_AC = "activation-checkpoint:full"
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "arguments"),
+    [(family, *rest) for family in OTHERS for rest in (
+        ("EP4", []),
+        ("EP2", [*TOPOEP, FULL_AC]),
+        ("EP4", TOPOEP),
+        ("PP2 x EP2", TOPOEP),
+        ("TP2 x EP2", TOPOEP),
+    )] + [("deepseek_v2", "EP2, 2 microbatches", TOPOEP)],
+    ids=str,
+)  # fmt: skip
+def test_loss_of_the_other_families_is_that_of_one_process(run, family, layout, arguments):
+    recipe = f"tiny_{family}.toml"
+    reference = losses(run("EP1", recipe=recipe))
+    trained = losses(run(layout, *arguments, recipe=recipe))
+    assert ((trained - reference).abs() / reference).max() < 1e-5
+    assert trained[-1] < trained[0] - 0.5
+
+
+@pytest.mark.parametrize("layout", ["EP4", "TP2 x EP2"])
+def test_auxiliary_loss_over_the_batch_is_the_same_on_any_ranks(run, layout):
+    aux = ["--model.balance", "aux", "--model.aux-coeff", "0.1"]
+    one, many = run("EP1", *aux), run(layout, *aux)
+    assert ((losses(many) - losses(one)).abs() / losses(one)).max() < 1e-5
+    for ours, theirs in zip(many, one):
+        assert ours["aux_loss"] == pytest.approx(theirs["aux_loss"], rel=1e-4)
+    # Mean over layers of coefficient * K * E * sum f p, divided by the layers; level load costs 1.
+    assert 0.1 * 2 / 2 < one[0]["aux_loss"] < 0.2
+    plain = run("EP1", "--topoep.planner", "none")
+    assert bits(plain)[:1] == bits(one)[:1]
+    assert losses(plain)[-1] != losses(one)[-1]  # it does train
 
 
 def test_replicas_are_used_and_level_the_load(run):
@@ -106,3 +146,10 @@ def test_synthetic_routing_is_skewed_and_trains_no_router(run):
     uniform = run("EP4", *TOPOEP, "--topoep.router-skew", "0")
     assert min(step["max_over_mean_before"] for step in steps) > 1.5
     assert max(step["max_over_mean_before"] for step in uniform) < 1.3
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_synthetic_routing_of_the_other_families(run, family):
+    skew = ["--model.balance", "none", "--topoep.router-skew", "-4", "--training.steps", "3"]
+    steps = run("EP4", *TOPOEP, *skew, recipe=f"tiny_{family}.toml")
+    assert min(step["max_over_mean_before"] for step in steps) > 1.5

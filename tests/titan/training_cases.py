@@ -3,14 +3,22 @@
 import os
 from pathlib import Path
 
-RECIPE = Path(__file__).with_name("tiny.toml")
+RECIPES = Path(__file__).parent
 
 
-def train(rank: int, ranks: int, world: int, port: int, folder: str, arguments: list[str]):
-    """Train tiny.toml on the first ``world`` ranks; [(loss_hex, measures)] from the loss's rank."""
+def train(
+    rank: int,
+    ranks: int,
+    world: int,
+    port: int,
+    folder: str,
+    arguments: list[str],
+    recipe: str = "tiny.toml",
+):
+    """Train ``recipe`` on the first ``world`` ranks; the step records from the loss's rank."""
     if rank >= world:
         return None
-    trainer = _build(rank, world, port, folder, arguments)
+    trainer = _build(rank, world, port, folder, arguments, recipe)
     try:
         trainer.train()
         steps, _ = trainer.metrics_processor.step_log.read()
@@ -23,7 +31,7 @@ def expert_parameters(rank: int, ranks: int, world: int, port: int, folder: str)
     """The first layer's w1 of this rank, and the router's weight, as built."""
     if rank >= world:
         return None
-    trainer = _build(rank, world, port, folder, _expert_parallel(world))
+    trainer = _build(rank, world, port, folder, _expert_parallel(world), "tiny.toml")
     try:
         moe = trainer.model_parts[0].layers["0"].moe
         gate = moe.router.gate.weight
@@ -38,7 +46,7 @@ def _expert_parallel(world: int) -> list[str]:
     return ["--parallelism.expert-parallel-degree", str(world), *batch]
 
 
-def _build(rank: int, world: int, port: int, folder: str, arguments: list[str]):
+def _build(rank: int, world: int, port: int, folder: str, arguments: list[str], recipe: str):
     import torchtitan.trainer  # the fork server has it already
 
     from topoep_titan.titan.checks import check_job
@@ -53,7 +61,7 @@ def _build(rank: int, world: int, port: int, folder: str, arguments: list[str]):
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    config = load_job(RECIPE, ["--dataloader.dataset-path", f"{folder}/data", *arguments])
+    config = load_job(RECIPES / recipe, ["--dataloader.dataset-path", f"{folder}/data", *arguments])
     check_job(config, world)
     run = Path(folder) / f"run-{port}"
     run.mkdir(exist_ok=True)

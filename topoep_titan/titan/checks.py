@@ -6,6 +6,9 @@ from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
+from topoep_titan.models.family import check_model
+from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
+from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
 from topoep_titan.titan.job import cluster_name
 from topoep_titan.titan.trainer import TopoEPTrainer
@@ -19,7 +22,9 @@ def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = T
     ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
     """
     _check_topoep(config)
-    _check_layout(config, nproc)
+    check_model(config.model)
+    check_layout(config, nproc)
+    _check_checkpoint(config)
     _check_data(config, verify_data)
 
 
@@ -36,6 +41,11 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
             "topoep.router_skew is synthetic routing, whose loss means nothing; "
             "set validator.enable = false"
         )
+    if topoep.router_skew is not None and config.model.balance != "none":
+        raise InputError(
+            f"topoep.router_skew is synthetic routing, which model.balance = "
+            f"{config.model.balance!r} would work against; set it to 'none'"
+        )
     if config.compile.enable:
         raise InputError(
             "compile.enable: torch.compile is not supported with plan-driven routed experts yet; "
@@ -48,7 +58,8 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         )
 
 
-def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
+def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
+    """Raise InputError with the first thing that does not fit ``nproc`` processes."""
     parallelism, training, model = config.parallelism, config.training, config.model
     tp, pp = parallelism.tensor_parallel_degree, parallelism.pipeline_parallel_degree
     ep, replicate = parallelism.expert_parallel_degree, parallelism.data_parallel_replicate_degree
@@ -88,9 +99,10 @@ def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"parallelism.expert_parallel_degree ({ep})"
         )
     for name in ("n_heads", "n_kv_heads"):
-        if getattr(model, name) % tp:
+        heads = getattr(model, name, 0)  # latent attention has no key-value heads
+        if heads % tp:
             raise InputError(
-                f"model.{name} ({getattr(model, name)}) must be a multiple of "
+                f"model.{name} ({heads}) must be a multiple of "
                 f"parallelism.tensor_parallel_degree ({tp})"
             )
     if model.n_layers < pp:
@@ -109,6 +121,25 @@ def _check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"training.global_batch_size ({training.global_batch_size}) must be a multiple of "
             f"local_batch_size x data-parallel ranks ({step})"
         )
+
+
+def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
+    """What training starts from, if it is on this machine."""
+    checkpoint = config.checkpoint
+    if not (checkpoint.enable and checkpoint.initial_load_path):
+        return
+    folder = Path(checkpoint.initial_load_path)
+    if checkpoint.initial_load_in_hf:
+        model = read_hf_config(folder)
+        refuse_other_model(folder, model, config.model)
+        match(open_checkpoint(folder), model)
+    elif not (folder / ".metadata").exists():
+        raise InputError(
+            f"checkpoint.initial_load_path: {folder} is no checkpoint (no .metadata); for a "
+            "Hugging Face folder set initial_load_in_hf and initial_load_model_only"
+        )
+    elif (folder / "config.json").exists():  # written by `convert hf-to-titan`
+        refuse_other_model(folder, read_hf_config(folder), config.model)
 
 
 def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:

@@ -23,6 +23,7 @@ from torchtitan.components.metrics import (
 from torchtitan.tools.utils import device_type
 
 from topoep_titan.planning.quality import plan_quality
+from topoep_titan.titan.balance import BALANCE, gather_balance
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 
 MEASURES = (
@@ -81,6 +82,7 @@ class PlanMetrics(MetricsProcessor):
         self.step_log = StepLog(Path(dump_folder) / STEP_LOG)
         self.tokens_per_step = 0  # over all ranks; set by the trainer
         self.step_started = time.perf_counter()
+        self.steps_since_log = 0
 
     def _build_metric_logger(self, *, config, parallel_dims, dump_folder, pp_schedule, **kwargs):
         """As torchtitan's, but TensorBoard goes to ``tb/`` itself: a resumed run is one curve."""
@@ -102,6 +104,7 @@ class PlanMetrics(MetricsProcessor):
 
     def begin_step(self) -> None:
         self.step_started = time.perf_counter()
+        self.steps_since_log += 1
 
     def log(
         self,
@@ -112,13 +115,17 @@ class PlanMetrics(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         seconds = time.perf_counter() - self.step_started
+        balance = gather_balance(
+            self.model_parts, self.config.num_layers, steps=self.steps_since_log
+        )
+        self.steps_since_log = 0
         layers, modelled_us = self._gather_layers()
-        means = {
-            key: sum(layer[key] for layer in layers) / len(layers) for key in MEASURES if layers
-        }
+        layers = [layer | balance[layer["layer"]] for layer in layers]
+        keys = MEASURES + BALANCE
+        means = {key: sum(layer[key] for layer in layers) / len(layers) for key in keys if layers}
         scalars = {f"moe/{key}": value for key, value in means.items()}
         for layer in layers:
-            scalars |= {f"moe_layer_{layer['layer']}/{key}": layer[key] for key in MEASURES}
+            scalars |= {f"moe_layer_{layer['layer']}/{key}": layer[key] for key in keys}
         MetricsProcessor.log(
             self,
             step,

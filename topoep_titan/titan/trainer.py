@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torchtitan.trainer import Trainer
 
-from topoep_titan.models.qwen3 import Qwen3
+from topoep_titan.models.family import ModelConfig
+from topoep_titan.models.router import connect_routers
 from topoep_titan.results import RunResult, provenance, write_result
 from topoep_titan.titan.config import TopoEPConfig
 from topoep_titan.titan.run_folder import RESULT, read_config
@@ -24,17 +25,24 @@ class TopoEPTrainer(Trainer):
         nproc: int = 1
         """Processes of the whole job; `--check` validates the layout for it."""
 
-        model: Qwen3
+        model: ModelConfig
+        """Of the flavour's family; its fields are that family's."""
+
         topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
 
-    def train_step(self, data_iterator) -> None:
-        self.metrics_processor.tokens_per_step = (
+    def __init__(self, config: Config):
+        super().__init__(config)
+        tokens_per_step = (
             self.gradient_accumulation_steps
             * self.config.training.local_batch_size
             * self.config.training.seq_len
             * self.parallel_dims.dp_replicate
             * self.parallel_dims.dp_shard
         )
+        self.metrics_processor.tokens_per_step = tokens_per_step
+        connect_routers(self.model_parts, self.parallel_dims, tokens_per_step=tokens_per_step)
+
+    def train_step(self, data_iterator) -> None:
         self.metrics_processor.begin_step()
         super().train_step(data_iterator)
 
