@@ -48,7 +48,8 @@ def paper(source: str) -> list[str]:
     text = re.sub(
         r"\\(?:begin|end|label|cite\w*|bibliography\w*|vspace|hspace)\*?\{[^}]*\}", "", text
     )
-    text = re.sub(r"\\(?:[A-Z]?[a-z]+)\*?\{([^{}]*)\}", r"\1", text)
+    for _ in range(4):  # from the innermost command outwards
+        text = re.sub(r"\\(?:[A-Z]?[a-z]+)\*?\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"^title:\s*", "", text.strip())
     return sections(re.sub(r"\n[ \t]*(?:\n[ \t]*)+", "\n\n", text))
 

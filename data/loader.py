@@ -85,11 +85,14 @@ class ShardLoader:
         ]
         self._first_sequence = np.cumsum([0, *sequences])
         self.sequences = int(self._first_sequence[-1])
-        longest = max(tokens.size for tokens in self.shards.tokens)
         if self.sequences == 0:
+            longest = max(
+                tokens.size - (1 if across_documents else first_D.size)
+                for tokens, first_D in zip(self.shards.tokens, self.shards.first)
+            )
             raise DataError(
                 f"seq_len {seq_len} leaves no window in split {split!r} of {directory}, whose "
-                f"longest shard has {longest:,} tokens; take at most {longest - 1}"
+                f"longest shard has {longest:,} pairs of tokens; take at most that"
             )
         if not infinite and self.sequences < self.global_batch:
             raise DataError(

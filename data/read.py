@@ -74,7 +74,7 @@ def read_input(item: Input, config: Config, folder: Path) -> None:
     partial = None  # why the file could not be read to its end
     with _Spool(folder, item.stem, signer is not None) as spool:
         try:
-            for line, text in _texts(item, config, counts, quarantine):
+            for text in _texts(item, config, counts, quarantine):
                 raw = text.encode()
                 counts.bytes += len(raw)
                 taken.update(b"%d:" % len(raw))
@@ -135,9 +135,7 @@ def digest_of(text: str) -> bytes:
     return hashlib.sha256(" ".join(text.split()).encode()).digest()[:16]
 
 
-def _texts(
-    item: Input, config: Config, counts: Counts, quarantine: list[dict]
-) -> Iterator[tuple[int, str]]:
+def _texts(item: Input, config: Config, counts: Counts, quarantine: list[dict]) -> Iterator[str]:
     """Cleaned texts that are not empty; books everything else."""
     source = config.sources[item.source]
     for place, line, record in _records(item, config):
@@ -165,7 +163,7 @@ def _texts(
         if text.isspace() or not text:
             counts.empty += 1
         else:
-            yield line, text
+            yield text
 
 
 def _records(item: Input, config: Config) -> Iterator[tuple[str, int, object]]:
@@ -191,45 +189,38 @@ def _opened(item: Input, config: Config) -> Iterator[BinaryIO]:
         with open_url(item.place, repo) as file:
             yield file
         return
-    try:
-        file = open(item.place, "rb")
-    except OSError as error:
-        raise DataError(f"{item.place}: {error.strerror}; correct `mirror`") from None
-    with file:
+    if not os.path.isfile(item.place):
+        raise DataError(f"{item.place} is gone; correct `mirror`, or bring the file back")
+    with open(item.place, "rb") as file:
         yield file
 
 
 class _Spool:
-    """The two files that grow while reading; renamed when whole, removed otherwise."""
+    """The two files that grow while reading; they get their names when both are whole."""
 
     def __init__(self, folder: Path, stem: str, signed: bool):
-        self._paths = [folder / f"{stem}.text"] + [folder / f"{stem}.minhash"] * signed
-        self._folder, self._kept = folder, False
+        names = [f"{stem}.text", f"{stem}.minhash"][: 1 + signed]
+        self._paths = {folder / f".{name}.partial": folder / name for name in names}
+        self._folder, self._stack = folder, contextlib.ExitStack()
 
     def __enter__(self):
-        self._files = [open(self._temporary(path), "wb") for path in self._paths]
+        self._files = [self._stack.enter_context(path.open("wb")) for path in self._paths]
         self.text, self.minhash = self._files[0], self._files[-1]
         return self
 
     def keep(self) -> None:
-        for file, path in zip(self._files, self._paths):
+        for file, (temporary, path) in zip(self._files, self._paths.items()):
             file.flush()
             os.fsync(file.fileno())
-            file.close()
-            self._temporary(path).replace(path)
-        self._kept = True
+            temporary.replace(path)
 
     def __exit__(self, kind, error, trace) -> None:
-        if not self._kept:
-            for file, path in zip(self._files, self._paths):
-                with contextlib.suppress(OSError):  # closing flushes, on a full disk in vain
-                    file.close()
-                self._temporary(path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # closing flushes: in vain on a full disk
+            self._stack.close()
+        for temporary in self._paths:
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             space_left_or_say(error, self._folder)
-
-    def _temporary(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.partial")
 
 
 def _halves(digest: bytes) -> tuple[int, int]:

@@ -88,7 +88,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 def _piece(stream: BinaryIO, number: int) -> bytes:
     try:
-        return stream.read(PIECE)
+        return stream.read1(PIECE)  # not read: it would lose what lies before a broken place
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException) as error:
         raise Rejected(f"broken off behind line {number}: {error}") from None
     except OSError as error:

@@ -18,7 +18,6 @@ Letters: D documents of a shard, N tokens of a shard.
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

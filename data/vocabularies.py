@@ -8,6 +8,7 @@ of this repository.
 import base64
 import hashlib
 import io
+import itertools
 import json
 import zipfile
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ QWEN_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # Behind the 151,643 ranks; Qwen3's tokenizer_config.json, in order.
-QWEN_ADDED = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> "
-    "<|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> "
-    "<|image_pad|> <|video_pad|> <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> "
-    "<|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> <tool_response> </tool_response> "
-    "<think> </think>"
-).split()
+QWEN_ADDED = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+    "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>",
+    "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>", "<tool_call>",
+    "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
+    "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>",
+]  # fmt: skip
 
 VOCABULARIES = {
     "qwen3": Vocabulary(
@@ -132,7 +133,7 @@ def _last_merge(token: bytes, rank: int, rank_of: dict[bytes, int]) -> list[byte
     """The two parts of which ``token`` is made when only earlier merges are applied before."""
     parts = [bytes([value]) for value in token]
     while len(parts) > 2:
-        ranks = [rank_of.get(a + b, rank) for a, b in zip(parts, parts[1:])]
+        ranks = [rank_of.get(a + b, rank) for a, b in itertools.pairwise(parts)]
         lowest = min(range(len(ranks)), key=ranks.__getitem__)
         if ranks[lowest] >= rank:
             raise DataError(f"token {token!r} is no merge of two earlier ones")
