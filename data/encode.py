@@ -91,8 +91,8 @@ def _encoder(content: bytes, eos: str, fast: bool, path: str) -> Encoder:
 def tiktoken_of(table: dict[str, Any]) -> Any:
     """tiktoken's encoding of a byte-level BPE, or None when it is absent or cannot express it.
 
-    It merges by the rank of the result alone: the same as the list of merges when token ids rise
-    with the merges and the text is cut by one regular expression.
+    It merges whatever two tokens make the one of the lowest rank. That is what the list of merges
+    says when ids rise along it: of the ways to make a token, merging by rank reaches only one.
     """
     try:
         import tiktoken
@@ -118,7 +118,7 @@ def tiktoken_of(table: dict[str, Any]) -> Any:
         or bytes_step["add_prefix_space"]
         or (normalizer is not None and normalizer["type"] != "NFC")
         or merged != sorted(merged)
-        or len(vocab) != 256 + len(merged)
+        or len(vocab) != 256 + len(set(merged))
     ):
         return None
     byte_of = {character: value for value, character in byte_alphabet().items()}
