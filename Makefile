@@ -8,6 +8,7 @@ ARGS   ?=
 STEPS  ?= 100
 PLANNERS ?= none topoep
 DEMO   ?= outputs/data/demo
+CORPUS ?= toml_configs/data/corpus.toml
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -38,6 +39,12 @@ $(DEMO)/manifest.json: $(STAMP) toml_configs/data/demo.toml
 	$(BIN)/python -m data.prepare toml_configs/data/demo.toml --out $(DEMO)
 	touch $@
 
+data: $(STAMP)     ## build the six-source corpus CORPUS (from the hub, or its mirrors)
+	$(BIN)/python -m data.prepare $(CORPUS) --out outputs/data/$(basename $(notdir $(CORPUS)))
+
+bench-data: $(STAMP)  ## measure the data pipeline, as ratios to a reference on this machine
+	$(BIN)/python -m data.bench --json outputs/bench-data.json
+
 train: $(STAMP)    ## check RECIPE, then train it with NPROC processes into outputs/NAME
 	$(BIN)/python train.py $(RECIPE) --check --nproc $(NPROC) --name $(NAME) $(ARGS)
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) train.py $(RECIPE) --name $(NAME) $(ARGS)
@@ -53,5 +60,5 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-.PHONY: help install test lint demo-data train reproduce-qwen tensorboard clean
+.PHONY: help install test lint demo-data data bench-data train reproduce-qwen tensorboard clean
 .DEFAULT_GOAL := help

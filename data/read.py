@@ -151,8 +151,7 @@ def _texts(item: Input, config: Config, counts: Counts, quarantine: list[dict]) 
         except Rejected as rejected:
             counts.quarantined += 1
             if len(quarantine) < QUARANTINE_AT_MOST:
-                content = record if isinstance(record, str) else repr(record)
-                digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+                digest = hashlib.sha256(_content(record)).hexdigest()
                 quarantine.append(
                     {"file": place, "line": line, "reason": str(rejected), "sha256": digest}
                 )
@@ -221,6 +220,14 @@ class _Spool:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             space_left_or_say(error, self._folder)
+
+
+def _content(record: object) -> bytes:
+    """What the digest of a quarantined record is of: its line, its file, or its columns."""
+    if isinstance(record, Rejected):
+        return record.content
+    text = record if isinstance(record, str) else json.dumps(record, sort_keys=True, default=str)
+    return text.encode(errors="surrogateescape")
 
 
 def _halves(digest: bytes) -> tuple[int, int]:

@@ -60,14 +60,14 @@ def decoded(raw: bytes) -> str:
 
 def _parsed(raw: bytes) -> Record:
     if len(raw) > LONGEST_LINE:
-        return Rejected(f"line longer than {LONGEST_LINE} bytes")
+        return Rejected(f"line longer than {LONGEST_LINE} bytes", raw)
     try:
         record = json.loads(
             decoded(raw), strict=False
         )  # raw control characters are no reason to refuse
     except (json.JSONDecodeError, RecursionError) as error:
-        return Rejected(f"not JSON: {error}")
-    return record if isinstance(record, dict) else Rejected("not a JSON object")
+        return Rejected(f"not JSON: {error}", raw)
+    return record if isinstance(record, dict) else Rejected("not a JSON object", raw)
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:

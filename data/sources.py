@@ -17,6 +17,10 @@ from typing import Any
 class Rejected(Exception):
     """A record or a file that goes to quarantine; the message is the reason."""
 
+    def __init__(self, reason: str, content: bytes = b""):
+        super().__init__(reason)
+        self.content = content  # of a line that could not be read, for its digest
+
 
 @dataclass(frozen=True)
 class Dataset:
