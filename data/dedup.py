@@ -37,7 +37,7 @@ def survivors(
     stems: list[str],
     source_of: list[int],
     sources: int,
-    near: tuple[list[np.ndarray], list[tuple[int, int]]] | None,
+    near: list[np.ndarray] | None,
     seed: int,
     validation_fraction: float,
     *,
@@ -48,7 +48,7 @@ def survivors(
     ``near``: what near-dedup drops besides (``near_duplicates``), or None.
     """
     duplicates = np.zeros((sources, sources), dtype=np.int64)
-    near_count = np.zeros((sources, sources), dtype=np.int64)
+    near_duplicates = np.zeros((sources, sources), dtype=np.int64)
     held_below = int(validation_fraction * 2**64)
     source_I = np.array(source_of)
     digests = {"train": hashlib.sha256(), "validation": hashlib.sha256()}
@@ -65,9 +65,11 @@ def survivors(
                 np.add.at(duplicates, (source_D[again_D], survivor_D), 1)
                 keep_D = new_D
                 if near:
-                    for number in np.unique(rows_D["input"]):
-                        here_D = rows_D["input"] == number
-                        keep_D[here_D] &= ~near[0][number][rows_D["row"][here_D]]
+                    gone_D = _gone(rows_D, near)
+                    keep_D = new_D & (gone_D < 0)
+                    only_D = new_D & (gone_D >= 0)
+                    pairs = source_D[only_D], source_I[gone_D[only_D]]
+                    np.add.at(near_duplicates, pairs, 1)
                 order_D = np.lexsort((rows_D["rest"], rows_D["key"] ^ _mask(seed)))
                 kept_D = order_D[keep_D[order_D]]
                 held_D = rows_D["rest"][kept_D] < np.uint64(held_below)
@@ -84,11 +86,8 @@ def survivors(
         raise
     for split, path in paths.items():
         path.replace(folder / f"{split}.order")
-    if near:
-        for number, first in near[1]:
-            near_count[source_of[number], source_of[first]] += 1
     both = "|".join(digest.hexdigest() for digest in digests.values())
-    return Survivors(duplicates, near_count, hashlib.sha256(both.encode()).hexdigest())
+    return Survivors(duplicates, near_duplicates, hashlib.sha256(both.encode()).hexdigest())
 
 
 _ROW = np.dtype([*DIGEST.descr, ("input", "<u4")])
@@ -116,6 +115,15 @@ def _slices(folder: Path, stems: list[str], seed: int, memory: int) -> Iterator[
         if rows_D.size:
             keys = (rows_D["row"], rows_D["input"], rows_D["rest"], rows_D["key"])
             yield rows_D[np.lexsort(keys)]
+
+
+def _gone(rows_D: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
+    """int32 (D,): what ``near`` says of each row."""
+    gone_D = np.empty(rows_D.size, dtype=np.int32)
+    for number in np.unique(rows_D["input"]):
+        here_D = rows_D["input"] == number
+        gone_D[here_D] = near[number][rows_D["row"][here_D]]
+    return gone_D
 
 
 def _differ(rows_D: np.ndarray) -> np.ndarray:

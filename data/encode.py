@@ -58,11 +58,14 @@ def load_encoder(path: Path, eos: str, *, fast: bool = True) -> Encoder:
         content = Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"tokenizer {path}: {error.strerror}; give a tokenizer.json") from None
-    return _encoder(content, eos, fast, str(path))
+    try:
+        return _encoder(content, eos, fast)
+    except DataError as error:
+        raise DataError(f"tokenizer {path}{error}") from None
 
 
 @functools.lru_cache(2)  # a worker encodes many shards with one tokenizer
-def _encoder(content: bytes, eos: str, fast: bool, path: str) -> Encoder:
+def _encoder(content: bytes, eos: str, fast: bool) -> Encoder:
     try:
         table = json.loads(content)
         # <think>, <tool_call> and their like are not marked special in many models' files
@@ -70,14 +73,10 @@ def _encoder(content: bytes, eos: str, fast: bool, path: str) -> Encoder:
             token["special"] = True
         tokenizer = Tokenizer.from_str(json.dumps(table))
     except Exception as error:  # the library raises plain Exception for a malformed file
-        raise DataError(
-            f"tokenizer {path} cannot be read ({error}); give a tokenizer.json"
-        ) from None
+        raise DataError(f" cannot be read ({error}); give a tokenizer.json") from None
     eos_id = tokenizer.token_to_id(eos)
     if eos_id is None:
-        raise DataError(
-            f"tokenizer {path} has no token {eos!r}; set its EOS token as tokenizer.eos"
-        )
+        raise DataError(f" has no token {eos!r}; set its EOS token as tokenizer.eos")
     tokenizer.encode_special_tokens = True  # a property of the program, not stored in the file
     tokenizer.no_truncation()
     tokenizer.no_padding()

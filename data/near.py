@@ -71,10 +71,8 @@ def shingles(text: str) -> np.ndarray:
     return np.unique(value_N)
 
 
-def near_duplicates(
-    folder: Path, stems: list[str], memory: int
-) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """For each input a bool (D,) of what goes, and (input, input of its survivor) of each.
+def near_duplicates(folder: Path, stems: list[str], memory: int) -> list[np.ndarray]:
+    """int32 (D,) for each input: -1 = stays, otherwise the input of its survivor.
 
     The first document of a cluster in the order of the inputs survives. ``memory``: bytes of band
     keys held at a time.
@@ -100,14 +98,11 @@ def near_duplicates(
                     break
             else:
                 representatives.append(document)
-    drop = [np.zeros(signature_DP.shape[0], dtype=bool) for signature_DP in corpus.signatures]
-    pairs = []
-    for document in sorted(parent):
-        if (first := root(document)) != document:
-            number, row = corpus.place(document)
-            drop[number][row] = True
-            pairs.append((number, corpus.place(first)[0]))
-    return drop, pairs
+    gone = [np.full(len(signature_DP), -1, dtype=np.int32) for signature_DP in corpus.signatures]
+    for document in parent:
+        number, row = corpus.place(document)
+        gone[number][row] = corpus.place(root(document))[0]
+    return gone
 
 
 class _Corpus:
