@@ -8,6 +8,7 @@ ARGS   ?=
 STEPS  ?= 100
 PLANNERS ?= none topoep joint
 DEMO   ?= outputs/data/demo
+CORPUS ?= toml_configs/data/corpus.toml
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -38,11 +39,16 @@ $(DEMO)/manifest.json: $(STAMP) toml_configs/data/demo.toml
 	$(BIN)/python -m data.prepare toml_configs/data/demo.toml --out $(DEMO)
 	touch $@
 
+data: $(STAMP)     ## build the six-source corpus CORPUS (from the hub, or its mirrors)
+	$(BIN)/python -m data.prepare $(CORPUS) --out outputs/data/$(basename $(notdir $(CORPUS)))
+
+bench-data: $(STAMP)  ## measure the data pipeline, as ratios to a reference on this machine
+	$(BIN)/python -m data.bench --json outputs/bench-data.json
+
 train: $(STAMP)    ## check RECIPE, then train it with NPROC processes into outputs/NAME
 	$(BIN)/python train.py $(RECIPE) --check --nproc $(NPROC) --name $(NAME) $(ARGS)
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) train.py $(RECIPE) --name $(NAME) $(ARGS)
 
-.PHONY: reproduce-glm reproduce-deepseek
 reproduce-glm: demo-data  ## train GLM-4.5 MoE under each of PLANNERS and write the report
 	$(BIN)/python -m recipes.reproduce toml_configs/glm4_moe_debug.toml --name reproduce-glm \
 	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
@@ -65,5 +71,6 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-.PHONY: help install test lint demo-data train reproduce-qwen bench-planner tensorboard clean
+.PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm
+.PHONY: reproduce-deepseek bench-planner tensorboard clean
 .DEFAULT_GOAL := help

@@ -1,4 +1,4 @@
-"""From a file's text to documents: whole, in sections, or out of a manual page's markup."""
+"""From a stand-in's file to documents: whole, in sections, or out of the markup around the text."""
 
 import re
 
@@ -19,6 +19,39 @@ def sections(text: str) -> list[str]:
             pieces.append("\n\n".join(piece))
             piece, size = [], 0
     return [*pieces, "\n\n".join(piece)]
+
+
+def novel(text: str) -> list[str]:
+    """Chapters, cut further where they are long."""
+    chapters = re.split(r"\n(?=(?:CHAPTER|Chapter|VOLUME) [^\n]*\n)", text)
+    return [piece for chapter in chapters for piece in sections(chapter)]
+
+
+def paper(source: str) -> list[str]:
+    """Title, abstract and body of an R vignette (LaTeX or Markdown), in sections.
+
+    Code chunks, comments and the preamble go; a command keeps its argument, formulas stay.
+    """
+    title = re.search(r"\\title\{(?:[^{}]|\{[^{}]*\})*\}|^title:[^\n]*", source, re.MULTILINE)
+    abstract = re.search(
+        r"\\Abstract\{(?:[^{}]|\{[^{}]*\})*\}|\\begin\{abstract\}.*?\\end\{abstract\}",
+        source,
+        re.DOTALL,
+    )
+    body = source.partition(r"\begin{document}")[2] or re.sub(
+        r"\A---\n.*?\n---\n", "", source, flags=re.DOTALL
+    )
+    head = "\n\n".join(found[0] for found in (title, abstract) if found)
+    text = f"{head}\n\n{body}"
+    text = re.sub(r"^<<.*?>>=.*?^@|^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?m)(?<!\\)%.*$", "", text)
+    text = re.sub(
+        r"\\(?:begin|end|label|cite\w*|bibliography\w*|vspace|hspace)\*?\{[^}]*\}", "", text
+    )
+    for _ in range(4):  # from the innermost command outwards
+        text = re.sub(r"\\(?:[A-Z]?[a-z]+)\*?\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"^title:\s*", "", text.strip())
+    return sections(re.sub(r"\n[ \t]*(?:\n[ \t]*)+", "\n\n", text))
 
 
 def manual_page(roff: str) -> list[str]:

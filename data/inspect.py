@@ -11,7 +11,15 @@ import numpy as np
 
 from data.encode import decode, load_encoder
 from data.errors import DataError
-from data.shards import SPLITS, Manifest, ShardSet, open_shards, read_manifest
+from data.pack import PADDING, pair_starts, places
+from data.shards import (
+    SPLITS,
+    Manifest,
+    ShardSet,
+    open_shards,
+    read_manifest,
+    sequences_in,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,24 +64,27 @@ def describe(manifest: Manifest) -> str:
 def sequence_text(shards: ShardSet, index: int) -> str:
     """Sequence ``index`` decoded. Raises DataError when there are not so many."""
     manifest = shards.manifest
-    first_sequence = shards.first_sequence(manifest.seq_len)
-    if not 0 <= index < first_sequence[-1]:
-        raise DataError(f"no sequence {index}; the split has 0 to {first_sequence[-1] - 1}")
-    shard = int(np.searchsorted(first_sequence, index, side="right")) - 1
-    start = int(index - first_sequence[shard]) * manifest.seq_len
-    stop = start + manifest.seq_len
+    length = manifest.seq_len
+    counts = [
+        sequences_in(tokens.size, first_D.size, length)
+        for tokens, first_D in zip(shards.tokens, shards.first)
+    ]
+    if not 0 <= index < sum(counts):
+        raise DataError(f"no sequence {index}; the split has 0 to {sum(counts) - 1}")
+    shard = 0
+    while index >= counts[shard]:
+        index, shard = index - counts[shard], shard + 1
+    start = index * length
+    document_L, _ = places(pair_starts(shards.first[shard]), start, length)
     encoder = load_encoder(shards.directory / manifest.tokenizer["file"], manifest.tokenizer["eos"])
-    first_D, source_D = shards.first[shard], shards.source[shard]
-    low = int(np.searchsorted(first_D, start, side="right")) - 1
-    high = int(np.searchsorted(first_D, stop, side="left"))
-    lines = [f"sequence {index}: {manifest.seq_len} tokens, {high - low} documents"]
-    for document in range(low, high):
-        begin = max(start, int(first_D[document]))
-        end = min([stop, *map(int, first_D[document + 1 : document + 2])])
-        name = manifest.sources[int(source_D[document])]["name"]
-        place = f"from its token {begin - int(first_D[document])}"
-        lines.append(f"--- {name}, {end - begin} tokens {place}")
-        lines.append(decode(encoder, shards.tokens[shard][begin:end]))
+    lines = [f"{length} pairs of shard {shard}, {len(set(document_L))} documents"]
+    for document in sorted(set(document_L)):
+        place_L = (np.arange(start, start + length) + document_L)[document_L == document]
+        source = int(shards.source[shard][document])
+        name = "padding" if source == PADDING else manifest.sources[source]["name"]
+        first = int(place_L[0] - shards.first[shard][document])
+        lines.append(f"--- {name}, {place_L.size} inputs from its token {first}")
+        lines.append(decode(encoder, shards.tokens[shard][place_L[0] : place_L[-1] + 2]))
     return "\n".join(lines)
 
 

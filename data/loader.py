@@ -5,7 +5,10 @@ The stream of samples is one and the same for every layout: sample s of the run 
 rank r has the r-th run of batch_size of them. So the state is one integer, the same on all ranks,
 and a run that resumes on other ranks with the same global batch sees the same batches.
 
-Letters: B sequences of one rank's batch, L tokens of a sequence.
+A sequence is a window of pairs (data/pack.py): inputs and labels as torchtitan's own text dataset
+makes them, no label crossing from one document to the next.
+
+Letters: B sequences of one rank's batch, L pairs of a sequence.
 """
 
 from collections.abc import Iterator
@@ -16,17 +19,19 @@ import numpy as np
 
 from data.errors import DataError
 from data.order import shuffled
-from data.pack import positions
-from data.shards import open_shards
+from data.pack import PADDING, pair_starts, places
+from data.shards import open_shards, sequences_in
+
+IGNORED = -100  # label of padding: torch's ignore_index
 
 
 @dataclass(frozen=True)
 class Batch:
-    """int64 (B, L) each. ``labels`` are the next tokens, also across a document's end."""
+    """int64 (B, L) each. ``labels``: the next token of the same document, or IGNORED."""
 
     inputs_BL: np.ndarray
     labels_BL: np.ndarray
-    positions_BL: np.ndarray  # restart at 0 with each document and each sequence
+    positions_BL: np.ndarray  # restart at 0 with each document (option) and each sequence
 
 
 class ShardLoader:
@@ -49,6 +54,8 @@ class ShardLoader:
         seq_len: int,
         *,
         infinite: bool = True,
+        across_documents: bool = False,  # the EOS predicts the next document, as a flat stream does
+        document_mask: bool = True,  # positions restart per document: torchtitan masks by them
         vocab_size: int | None = None,  # of the model; the shards' largest id must fit
     ):
         for name, value in (("world", world), ("batch_size", batch_size), ("seq_len", seq_len)):
@@ -59,16 +66,33 @@ class ShardLoader:
         self.shards = open_shards(directory, split, vocab_size=vocab_size)
         self.split, self.seed, self.seq_len = split, seed, seq_len
         self.rank, self.world, self.batch_size = rank, world, batch_size
-        self.infinite = infinite
+        self.infinite, self.document_mask = infinite, document_mask
+        self.across_documents = across_documents
+        if across_documents and any(shard.padding for shard in self.shards.manifest.shards):
+            raise DataError(
+                f"{directory} is packed by best_fit, whose windows hold whole documents; read it "
+                "with across_documents = false"
+            )
+        self._first = self.shards.first if across_documents else map(pair_starts, self.shards.first)
+        self._first = list(self._first)
         self.samples = 0  # consumed by all ranks together
         self._loaded = False
-        self._first_sequence = self.shards.first_sequence(seq_len)
+        sequences = [
+            (tokens.size - 1) // seq_len
+            if across_documents
+            else sequences_in(tokens.size, first_D.size, seq_len)
+            for tokens, first_D in zip(self.shards.tokens, self.shards.first)
+        ]
+        self._first_sequence = np.cumsum([0, *sequences])
         self.sequences = int(self._first_sequence[-1])
-        longest = max(tokens.size for tokens in self.shards.tokens)
         if self.sequences == 0:
+            longest = max(
+                tokens.size - (1 if across_documents else first_D.size)
+                for tokens, first_D in zip(self.shards.tokens, self.shards.first)
+            )
             raise DataError(
                 f"seq_len {seq_len} leaves no window in split {split!r} of {directory}, whose "
-                f"longest shard has {longest:,} tokens; take at most {longest - 1}"
+                f"longest shard has {longest:,} pairs of tokens; take at most that"
             )
         if not infinite and self.sequences < self.global_batch:
             raise DataError(
@@ -100,6 +124,7 @@ class ShardLoader:
             "manifest_sha256": self.shards.manifest.sha256,
             "split": self.split,
             "seq_len": self.seq_len,
+            "across_documents": self.across_documents,
             "seed": self.seed,
             "epoch": self.samples // self.sequences,
             "samples": self.samples,
@@ -132,11 +157,18 @@ class ShardLoader:
         return sequence_B
 
     def _batch(self, sequence_B: np.ndarray) -> Batch:
-        window_BL = np.empty((sequence_B.size, self.seq_len + 1), dtype=np.int64)
-        positions_BL = np.empty((sequence_B.size, self.seq_len), dtype=np.int64)
+        shape = (sequence_B.size, self.seq_len)
+        inputs_BL, labels_BL, positions_BL = (np.empty(shape, dtype=np.int64) for _ in range(3))
         shard_B = np.searchsorted(self._first_sequence, sequence_B, side="right") - 1
         for row, (sequence, shard) in enumerate(zip(sequence_B, shard_B)):
             start = int(sequence - self._first_sequence[shard]) * self.seq_len
-            window_BL[row] = self.shards.tokens[shard][start : start + self.seq_len + 1]
-            positions_BL[row] = positions(self.shards.first[shard], start, self.seq_len)
-        return Batch(window_BL[:, :-1].copy(), window_BL[:, 1:].copy(), positions_BL)
+            document_L, positions_L = places(self._first[shard], start, self.seq_len)
+            place_L = np.arange(start, start + self.seq_len)
+            if not self.across_documents:
+                place_L += document_L  # each document before has one pair less than tokens
+            low = place_L[0]
+            piece = self.shards.tokens[shard][low : place_L[-1] + 2].astype(np.int64)
+            inputs_BL[row], labels_BL[row] = piece[place_L - low], piece[place_L - low + 1]
+            labels_BL[row][self.shards.source[shard][document_L] == PADDING] = IGNORED
+            positions_BL[row] = positions_L if self.document_mask else np.arange(self.seq_len)
+        return Batch(inputs_BL, labels_BL, positions_BL)

@@ -1,68 +1,222 @@
 """``python -m data.prepare CONFIG.toml --out DIR``: from a config to a finished shard set.
 
-Stages: read -> tokenizer -> shards -> manifest. Killed at any point, the same command continues
-behind the last whole shard and ends with the same bytes: every file appears whole, ``.progress/``
-remembers what is done, and the manifest, without which a set does not open, comes last.
-All documents are held in memory: a demo-sized corpus, not yet one shard per task.
+Stages: read (a task an input) -> plan (dedup, tokenizer, budgets) -> shards (a task each) ->
+manifest. Killed at any point, the same command goes on with the tasks that are not done and ends
+with the same bytes: every file appears whole, a task's record comes last, and the manifest, without
+which a set does not open, comes after all. Between, everything is in DIR/.progress.
+
+On a cluster: ``--task i/n`` makes the i-th of n parts of the stage that is open and stops;
+``python -m data.merge`` then ends the stage. See data/README.md.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
-import platform
 import shutil
 import sys
-import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from data import shards
-from data.config import Config, load_config, source_parts
-from data.documents import Corpus, collect
-from data.encode import EOS, Encoder, load_encoder, train_tokenizer
+from data.config import Config, load_config
+from data.demo import write_stand_ins
 from data.errors import DataError
-from data.order import order_sha256
-from data.shards import Manifest, Shard, write_manifest, write_whole
-from data.write import write_shards
-
-TRAINING_BYTES_A_TOKEN = 4  # of the budget: about what the tokenizer will reach
+from data.files import locked, write_whole
+from data.inputs import Input, list_inputs
+from data.manifest import make_manifest, statistics
+from data.plan import Plan, make_plan, read_plan
+from data.read import check_records, done, read_input, read_records_of
+from data.report import page, summary
+from data.shards import Manifest
+from data.spool import forget
+from data.tasks import run_tasks
+from data.write import write_one, written
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m data.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m data.prepare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (all cores)")
+    parser.add_argument("--allow-partial", action="store_true", help="accept files that broke off")
+    parser.add_argument("--task", metavar="I/N", help="only part I (from 0) of N of the open stage")
     options = parser.parse_args(arguments)
     try:
-        prepare(options.config, options.out)
+        if options.task:
+            run_part(options.config, options.out, options.task)
+        else:
+            prepare(
+                options.config,
+                options.out,
+                workers=options.workers,
+                allow_partial=options.allow_partial,
+            )
     except DataError as error:
         print(f"data.prepare: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def prepare(config_path: Path, out: Path) -> Manifest:
-    """Build the set, or continue, or say that it is there. Raises DataError."""
+def prepare(
+    config_path: Path, out: Path, *, workers: int = 1, allow_partial: bool = False
+) -> Manifest:
+    """Build the set, or go on, or say that it is there. Raises DataError."""
+    if workers < 1:
+        raise DataError(f"--workers is {workers}; give at least 1")
     config = load_config(config_path)
-    with _only_one(out):
+    with _reserved(out):
         if (out / "manifest.json").exists():
             return _finished(config, out)
-        corpus, missing = _read(config)
-        _start_or_continue(config, corpus, out)
-        encoder = _tokenizer(config, corpus, out)
-        written = {split: _written(config, corpus, split, encoder, out) for split in shards.SPLITS}
-        manifest = _manifest(config, corpus, missing, encoder, written)
-        if corpus.quarantine:
-            lines = [json.dumps(entry, ensure_ascii=False) for entry in corpus.quarantine]
-            write_whole(out / "quarantine.jsonl", ("\n".join(lines) + "\n").encode())
-        write_manifest(out, manifest)
-        shutil.rmtree(out / ".progress")
-    _summary(manifest, out)
+        work, items, missing = _started(config, out)
+        _read(items, config, work, range(len(items)), workers)
+        plan = _planned(items, config, work, allow_partial)
+        _write(plan, config, work, out, range(len(plan.shards)), workers)
+        return finish(config, out, items, missing, plan)
+
+
+def run_part(config_path: Path, out: Path, part: str) -> None:
+    """Every n-th task of the open stage, from the i-th on. Several may run at the same time."""
+    try:
+        index, count = (int(number) for number in part.split("/"))
+        if not 0 <= index < count:
+            raise ValueError
+    except ValueError:
+        raise DataError(f"--task is {part!r}; give I/N with I from 0 to N - 1") from None
+    config = load_config(config_path)
+    with _reserved(out, alone=False):
+        if (out / "manifest.json").exists():
+            _finished(config, out)
+            return
+        work, items, _ = _started(config, out, over=False)
+        plan = _current_plan(items, work)
+        if plan is None:
+            _read(items, config, work, range(index, len(items), count), 1)
+        else:
+            _write(plan, config, work, out, range(index, len(plan.shards), count), 1)
+
+
+def merge(config_path: Path, out: Path, *, allow_partial: bool = False) -> None:
+    """End the open stage: plan when all inputs are read, the manifest when all shards are made.
+
+    Raises DataError when a task of the stage is not done.
+    """
+    config = load_config(config_path)
+    with _reserved(out):
+        if (out / "manifest.json").exists():
+            _finished(config, out)
+            return
+        work, items, missing = _started(config, out)
+        if lacking := [item for item in items if not done(item, work)]:
+            raise DataError(
+                f"{len(lacking)} of {len(items)} inputs are not read, the first is "
+                f"{lacking[0].origin} (task {lacking[0].number}); run their tasks again"
+            )
+        plan = _current_plan(items, work)
+        if plan is None:
+            plan = _planned(items, config, work, allow_partial)
+            print(f"plan: {len(plan.shards)} shards; now run --task for them, then merge again")
+            return
+        todo = [number for number in range(len(plan.shards)) if not written(number, plan, work)]
+        if todo:
+            raise DataError(
+                f"{len(todo)} of {len(plan.shards)} shards are not made, the first is task "
+                f"{todo[0]}; run their tasks again"
+            )
+        finish(config, out, items, missing, plan)
+
+
+def finish(
+    config: Config, out: Path, items: list[Input], missing: list[str], plan: Plan
+) -> Manifest:
+    """Manifest, report and quarantine; the working folder goes."""
+    work = out / ".progress"
+    parts = [written(number, plan, work) for number in range(len(plan.shards))]
+    records = read_records_of(items, work)
+    for name in ("tokenizer.json", "quarantine.jsonl"):
+        content = (work / name).read_bytes()
+        if content:
+            write_whole(out / name, content)
+    manifest = make_manifest(config, items, records, missing, plan, parts)
+    counts = statistics(config, manifest, plan, parts)
+    write_whole(out / "statistics.json", json.dumps(counts, indent=1).encode())
+    write_whole(out / "report.html", page(manifest, counts).encode())
+    shards.write_manifest(out, manifest)
+    shutil.rmtree(work)
+    print(summary(manifest, counts))
+    print(f"{out}: sha256 {manifest.sha256}")
     return manifest
+
+
+def _started(
+    config: Config, out: Path, *, over: bool = True
+) -> tuple[Path, list[Input], list[str]]:
+    """The working folder, kept if a run was making the same set, and the inputs.
+
+    ``over``: start over when it was making another one; otherwise that is a DataError.
+    """
+    work = out / ".progress"
+    wanted = json.dumps({"format": shards.FORMAT, "config": config.as_dict()}, indent=1).encode()
+    path = work / "config.json"
+    with locked(out.parent):  # tasks of one set may start at the same time
+        if not (path.exists() and path.read_bytes() == wanted):
+            if path.exists() and not over:
+                raise DataError(f"{out} holds an unfinished set of another config: rm -r {out}")
+            if path.exists():
+                print("start over: the unfinished set here has another config")
+            for file in out.iterdir():
+                if file != work:
+                    file.unlink()
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            write_whole(path, wanted)
+    if config.stand_ins:
+        write_stand_ins(Path(config.stand_ins))
+    items, missing = list_inputs(config)
+    for what in missing:
+        print(f"read: MISSING of source {what}", flush=True)
+    return work, items, missing
+
+
+def _read(items: list[Input], config: Config, work: Path, part: range, workers: int) -> None:
+    todo = [items[number] for number in part if not done(items[number], work)]
+    sizes = [sum(item.stamp()[::2]) / 1e6 for item in todo]
+    tasks = [(item, config, work) for item in todo]
+    run_tasks("read", "MB", tasks, read_input, sizes, workers)
+    forget()
+
+
+def _planned(items: list[Input], config: Config, work: Path, allow_partial: bool) -> Plan:
+    records = read_records_of(items, work)
+    lines = [json.dumps(e, ensure_ascii=False) for record in records for e in record["quarantine"]]
+    write_whole(work / "quarantine.jsonl", "".join(f"{line}\n" for line in lines).encode())
+    check_records(records, config, work, allow_partial)
+    return _current_plan(items, work) or make_plan(items, records, config, work)
+
+
+def _current_plan(items: list[Input], work: Path) -> Plan | None:
+    """The plan, unless an input was read again since."""
+    plan = read_plan(work)
+    if plan is None or len(plan.stems) != len(items):
+        return None
+    if not all(done(item, work) for item in items):
+        return None
+    digests = [record["sha256"] for record in read_records_of(items, work)]
+    return plan if plan.inputs_sha256 == digests else None
+
+
+def _write(plan: Plan, config: Config, work: Path, out: Path, part: range, workers: int) -> None:
+    todo = [number for number in part if not written(number, plan, work)]
+    if skipped := len(part) - len(todo):
+        print(f"continue: {skipped} shards are done", flush=True)
+    tasks = [(number, plan, config, work, out) for number in todo]
+    sizes = [config.shard_tokens / 1e6] * len(todo)
+    run_tasks("shards", "Mtok", tasks, write_one, sizes, workers)
 
 
 def _finished(config: Config, out: Path) -> Manifest:
@@ -82,165 +236,15 @@ def _finished(config: Config, out: Path) -> Manifest:
     return manifest
 
 
-def _read(config: Config) -> tuple[Corpus, list[str]]:
-    began = time.perf_counter()
-    sources, missing = [], []
-    for source in config.sources:
-        parts, lacking = source_parts(source)
-        sources.append(parts)
-        if lacking:
-            missing.append(f"{source.name}: {lacking}")
-            print(f"read: MISSING of source {missing[-1]}", flush=True)
-    corpus = collect(sources, config.seed, config.validation_fraction)
-    size = sum(part["bytes"] for parts in corpus.inputs for part in parts)
-    seconds = time.perf_counter() - began
-    for source, counts in zip(config.sources, corpus.counts):
-        print(f"read: {source.name}: " + ", ".join(f"{n:,} {what}" for what, n in counts.items()))
-    print(
-        f"read: {size / 1e6:.1f} MB in {seconds:.1f} s, {size / 1e6 / seconds:.1f} MB/s", flush=True
-    )
-    if not corpus.train or not corpus.validation:
-        raise DataError(
-            f"the sources gave {len(corpus.train)} documents to train and {len(corpus.validation)} "
-            "to validate; add text, or raise validation_fraction"
-        )
-    return corpus, missing
-
-
-def _start_or_continue(config: Config, corpus: Corpus, out: Path) -> None:
-    """Keep what a killed run left, if it was making the same set of the same documents."""
-    progress = out / ".progress"
-    plan = json.dumps(
-        {"format": shards.FORMAT, "config": config.as_dict(), "documents": corpus.sha256},
-        indent=1,
-    ).encode()
-    if (progress / "plan.json").exists() and (progress / "plan.json").read_bytes() == plan:
-        print(f"continue: {len(list(progress.glob('*-*.json')))} shards are done", flush=True)
-        return
-    if progress.exists():
-        print("start over: the unfinished set here has another config or other documents")
-    for file in out.iterdir():
-        if file != progress:
-            file.unlink()
-    shutil.rmtree(progress, ignore_errors=True)
-    progress.mkdir()
-    write_whole(progress / "plan.json", plan)
-
-
-def _tokenizer(config: Config, corpus: Corpus, out: Path) -> Encoder:
-    path = out / "tokenizer.json"
-    if not path.exists():
-        if config.tokenizer.file:
-            load_encoder(Path(config.tokenizer.file), config.tokenizer.eos)  # before it is copied
-            content = Path(config.tokenizer.file).read_bytes()
-        else:
-            began = time.perf_counter()
-            texts = list(_training_texts(config, corpus))
-            content = train_tokenizer(texts, config.tokenizer.train_vocab_size).encode()
-            size, seconds = sum(map(len, texts)), time.perf_counter() - began
-            print(f"tokenizer: {size / 1e6:.1f} M characters in {seconds:.1f} s", flush=True)
-        write_whole(path, content)
-    return load_encoder(path, config.tokenizer.eos or EOS)
-
-
-def _training_texts(config: Config, corpus: Corpus) -> Iterator[str]:
-    left = [TRAINING_BYTES_A_TOKEN * source.tokens for source in config.sources]
-    for document in corpus.train:
-        if left[document.source] > 0:
-            left[document.source] -= len(document.text.encode())
-            yield document.text
-
-
-def _written(
-    config: Config, corpus: Corpus, split: str, encoder: Encoder, out: Path
-) -> list[tuple[Shard, dict]]:
-    budgets = [source.tokens for source in config.sources]
-    if split == "validation":  # in proportion, at least one document of each source
-        share = config.validation_fraction / (1 - config.validation_fraction)
-        budgets = [max(1, round(tokens * share)) for tokens in budgets]
-    written = write_shards(
-        getattr(corpus, split),
-        budgets,
-        encoder,
-        out,
-        split,
-        seq_len=config.seq_len,
-        shard_tokens=config.shard_tokens,
-    )
-    return list(written)
-
-
-def _manifest(
-    config: Config,
-    corpus: Corpus,
-    missing: list[str],
-    encoder: Encoder,
-    written: dict[str, list[tuple[Shard, dict]]],
-) -> Manifest:
-    rows = [shard for split in shards.SPLITS for shard, _ in written[split]]
-    splits = {}
-    for split in shards.SPLITS:
-        own = [shard for shard, _ in written[split]]
-        sequences = sum(shard.sequences for shard in own)
-        splits[split] = {
-            "tokens": sum(shard.tokens for shard in own),
-            "documents": sum(shard.documents for shard in own),
-            "sequences": sequences,
-            "order_sha256": order_sha256(sequences, config.seed),
-        }
-    ends = {
-        split: written[split][-1][1] for split in shards.SPLITS
-    }  # states behind the last shards
-    sources = []
-    for index, source in enumerate(config.sources):
-        sources.append(
-            {
-                "name": source.name,
-                "stands_in_for": source.stands_in_for,
-                "inputs": corpus.inputs[index],
-                "read": corpus.counts[index],
-                "budget": source.tokens,
-                "documents": {split: end["documents"][index] for split, end in ends.items()},
-                "tokens": {split: end["tokens"][index] for split, end in ends.items()},
-            }
-        )
-    manifest = Manifest(
-        format=shards.FORMAT,
-        name=config.name,
-        seq_len=config.seq_len,
-        vocab_size=encoder.vocab_size,
-        largest_id=max(shard.largest_id for shard in rows),
-        eos_id=encoder.eos_id,
-        tokenizer={
-            "file": "tokenizer.json",
-            "sha256": encoder.sha256,
-            "eos": config.tokenizer.eos or EOS,
-            "trained": config.tokenizer.file is None,
-        },
-        splits=splits,
-        shards=rows,
-        sources=sources,
-        missing=missing,
-        documents_sha256=corpus.sha256,
-        config=config.as_dict(),
-        versions={
-            "python": platform.python_version(),
-            **{package: metadata.version(package) for package in ("numpy", "tokenizers")},
-        },
-        chain={},
-    )
-    return dataclasses.replace(manifest, chain=shards.chain_of(manifest))
-
-
 @contextlib.contextmanager
-def _only_one(out: Path) -> Iterator[None]:
-    """Make the directory ours: a new one, an unfinished set or a finished one, and one process."""
+def _reserved(out: Path, alone: bool = True) -> Iterator[None]:
+    """Make the directory ours: new, unfinished or finished, and for one process or for tasks."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; give a new directory as --out")
     out.mkdir(parents=True, exist_ok=True)
     folder = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(folder, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DataError(f"another data.prepare is writing {out}; wait for it") from None
     else:
@@ -250,24 +254,6 @@ def _only_one(out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
-
-
-def _summary(manifest: Manifest, out: Path) -> None:
-    for what in manifest.missing:
-        print(f"note: MISSING of {what}")
-    for source in manifest.sources:
-        train = source["tokens"]["train"]
-        if train < source["budget"]:
-            print(f"note: {source['name']} ended at {train:,} of {source['budget']:,} tokens")
-    print(
-        f"{out}: "
-        + ", ".join(
-            f"{split} {values['tokens']:,} tokens in {values['sequences']:,} sequences of "
-            f"{manifest.seq_len}"
-            for split, values in manifest.splits.items()
-        )
-        + f"; sha256 {manifest.sha256}"
-    )
 
 
 if __name__ == "__main__":

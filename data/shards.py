@@ -8,9 +8,9 @@ A shard set is a directory:
     tokenizer.json          what made the ids
     manifest.json           everything below; written last, so a set without one does not open
 
-Why a flat stream: windows of seq_len + 1 tokens are cut when loading (stride seq_len, inside a
-shard), so one set serves every sequence length, and a sequence's last label is the next one's
-first input. Why stored offsets: positions come from them, never from a scan for EOS.
+Why a flat stream: windows are cut when loading (of pairs, see data/pack.py, inside a shard), so
+one set serves every sequence length. Why stored offsets: documents and positions come from them,
+never from a scan for EOS. A document of source -1 is padding, a run of EOS (best_fit).
 
 Letters: D documents of a shard, N tokens of a shard.
 """
@@ -18,7 +18,6 @@ Letters: D documents of a shard, N tokens of a shard.
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError
-from data.pack import Pack
+from data.files import write_whole
+from data.pack import PADDING, Pack
 
-FORMAT = 1
+FORMAT = 2
 SPLITS = ("train", "validation")
 
 
@@ -40,7 +40,8 @@ class Shard:
     file: str
     offsets: str  # the file of document offsets
     tokens: int
-    documents: int
+    documents: int  # padding included
+    padding: int  # pairs
     sequences: int  # windows of the manifest's seq_len
     largest_id: int
     bytes: int
@@ -85,10 +86,6 @@ class ShardSet:
     tokens: list[np.ndarray]  # uint32 (N,) each
     first: list[np.ndarray]  # int64 (D,) each: first token of every document
     source: list[np.ndarray]  # int64 (D,) each: index into manifest.sources
-
-    def first_sequence(self, seq_len: int) -> np.ndarray:
-        """int64 (shards + 1,): the number of each shard's first sequence, and of all sequences."""
-        return np.cumsum([0, *(sequences_in(tokens.size, seq_len) for tokens in self.tokens)])
 
 
 def open_shards(directory: str | Path, split: str, *, vocab_size: int | None = None) -> ShardSet:
@@ -154,10 +151,9 @@ def verify(directory: str | Path) -> Manifest:
         check_file(directory, manifest, shard.file, shard.sha256)
         check_file(directory, manifest, shard.offsets, shard.offsets_sha256)
         tokens_N = np.fromfile(directory / shard.file, dtype="<u4")
-        first_D = np.fromfile(directory / shard.offsets, dtype="<i8").reshape(-1, 2)[:, 0]
-        ends_D = np.append(first_D[1:], tokens_N.size) - 1
-        if first_D[0] != 0 or not np.array_equal(
-            np.flatnonzero(tokens_N == manifest.eos_id), ends_D
+        rows_D2 = np.fromfile(directory / shard.offsets, dtype="<i8").reshape(-1, 2)
+        if rows_D2[0, 0] != 0 or not np.array_equal(
+            tokens_N == manifest.eos_id, _expected_eos(rows_D2, tokens_N.size)
         ):
             raise DataError(
                 f"{directory / shard.file}: EOS (id {manifest.eos_id}) must end each of the "
@@ -176,6 +172,15 @@ def verify(directory: str | Path) -> Manifest:
                 f"{rebuild(directory, manifest)}"
             )
     return manifest
+
+
+def _expected_eos(rows_D2: np.ndarray, tokens: int) -> np.ndarray:
+    """bool (N,): the last token of each document, and all of padding."""
+    first_D, source_D = rows_D2[:, 0], rows_D2[:, 1]
+    ends_D = np.append(first_D[1:], tokens)
+    eos_N = np.repeat(source_D == PADDING, ends_D - first_D)
+    eos_N[ends_D - 1] = True
+    return eos_N
 
 
 def chain_of(manifest: Manifest) -> dict[str, str]:
@@ -203,7 +208,8 @@ def write_shard(directory: Path, split: str, number: int, pack: Pack, seq_len: i
         offsets=f"{stem}.documents",
         tokens=pack.tokens_N.size,
         documents=pack.first_D.size,
-        sequences=sequences_in(pack.tokens_N.size, seq_len),
+        padding=int(pack.tokens_N.size - pack.first_D.size - pack.pairs),
+        sequences=sequences_in(pack.tokens_N.size, pack.first_D.size, seq_len),
         largest_id=int(pack.tokens_N.max()),
         bytes=len(tokens),
         sha256=write_whole(directory / f"{stem}.tokens", tokens),
@@ -211,30 +217,14 @@ def write_shard(directory: Path, split: str, number: int, pack: Pack, seq_len: i
     )
 
 
-def sequences_in(tokens: int, seq_len: int) -> int:
-    """Windows of seq_len + 1 tokens at stride seq_len."""
-    return max(0, (tokens - 1) // seq_len)
+def sequences_in(tokens: int, documents: int, seq_len: int) -> int:
+    """Windows of seq_len pairs; a document has one pair less than tokens."""
+    return (tokens - documents) // seq_len
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     text = json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False) + "\n"
     write_whole(directory / "manifest.json", text.encode())
-
-
-def write_whole(path: Path, content: bytes) -> str:
-    """Temporary file, fsync, rename, fsync of the directory. Returns the SHA-256 of the content."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return hashlib.sha256(content).hexdigest()
 
 
 def check_sizes(directory: Path, manifest: Manifest, shard: Shard) -> None:

@@ -1,104 +1,98 @@
-"""Documents to shards: encoded in order within the sources' budgets, resumable behind any shard.
+"""Stage 3, one task a shard: gather its documents, encode, pack, write.
 
-Behind each shard a record is written: the shard's row of the manifest, and the state to go on from
-(next document, documents and tokens taken of each source).
-
-Letters: D documents of a shard.
+Behind the shard a record is written: its row of the manifest, what it holds of each source, and the
+plan it belongs to. Without the record the shard is made again; no shard knows of another.
 """
 
-import copy
 import dataclasses
 import json
-import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.documents import Document
-from data.encode import Encoder, encode
-from data.pack import concat
-from data.shards import Shard, write_shard, write_whole
+from data.config import Config
+from data.dedup import ORDER
+from data.encode import MAX_IDS, encode, load_encoder
+from data.files import write_whole
+from data.pack import best_fit, concat
+from data.plan import Plan
+from data.shards import Shard, write_shard
+from data.spool import text_of
 
 DOCUMENTS_A_CALL = 64  # of the tokenizer
+LENGTHS = 14  # powers of two in a histogram: 1, 2 to 3, ... 4,096 to 8,191
 
 
-def write_shards(
-    documents: list[Document],
-    budgets: list[int],
-    encoder: Encoder,
-    out: Path,
-    split: str,
-    *,
-    seq_len: int,
-    shard_tokens: int,
-) -> Iterator[tuple[Shard, dict]]:
-    """Each shard of the split, those that are done first, with the state behind it.
+@dataclass(frozen=True)
+class Written:
+    """What a shard holds. Lists go by source."""
 
-    ``budgets``: tokens of each source; the document that reaches it is the last one taken.
-    """
-    state = {"next": 0, "documents": [0] * len(budgets), "tokens": [0] * len(budgets)}
-    number = 0
-    while (path := _record(out, split, number)).exists():  # its shard is therefore whole
-        record = json.loads(path.read_text())
-        state = record["state"]
-        yield Shard(**record["shard"]), copy.deepcopy(state)
-        number += 1
-    stream = _encoded(documents, budgets, state, encoder)
-    while True:
-        began = time.perf_counter()
-        ids_D, source_D = _one_shard(stream, state, shard_tokens)
-        if not ids_D:
-            return
-        shard = write_shard(out, split, number, concat(ids_D, source_D), seq_len)
-        record = {"shard": dataclasses.asdict(shard), "state": state}
-        write_whole(_record(out, split, number), json.dumps(record).encode())
-        seconds = time.perf_counter() - began
-        print(
-            f"shards: {shard.file}: {shard.documents:,} documents, {shard.tokens:,} tokens, "
-            f"{shard.tokens / 1e6 / seconds:.2f} Mtok/s",
-            flush=True,
-        )
-        yield shard, copy.deepcopy(state)
-        number += 1
+    shard: Shard
+    vocab_size: int
+    eos_id: int
+    documents: list[int]
+    tokens: list[int]
+    cut: list[int]  # documents longer than MAX_IDS
+    bytes: list[int]  # of the texts, uncut
+    lengths: list[list[int]]  # documents whose token count has i + 1 bits
 
 
-def _encoded(
-    documents: list[Document], budgets: list[int], state: dict, encoder: Encoder
-) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(position, source, ids) from the state's next document on, while its source has budget.
+def write_one(number: int, plan: Plan, config: Config, work: Path, out: Path) -> None:
+    """Make shard ``number`` of the plan. Raises DataError when the disk is full."""
+    entry = plan.shards[number]
+    order_D = _rows(entry, work)
+    encoder = load_encoder(work / "tokenizer.json", plan.eos)
+    ids_D = []
+    for start in range(0, order_D.size, DOCUMENTS_A_CALL):
+        rows = order_D[start : start + DOCUMENTS_A_CALL]
+        texts = [text_of(work, plan.stems[row["input"]], int(row["row"])) for row in rows]
+        ids_D += encode(encoder, texts)
+    source_D = order_D["source"].astype(np.int64)
+    if config.packing == "best_fit":
+        pack = best_fit(ids_D, source_D.tolist(), config.seq_len, encoder.eos_id)
+    else:
+        pack = concat(ids_D, source_D.tolist())
+    sources = len(config.sources)
+    length_D = np.array([ids.size for ids in ids_D])
 
-    Whether a document is taken depends on those before it alone, so the result does not depend on
-    where a run was interrupted.
-    """
+    def by_source(values_D: np.ndarray) -> list[int]:
+        return np.bincount(source_D, weights=values_D, minlength=sources).astype(int).tolist()
 
-    def wanted(position: int) -> bool:
-        source = documents[position].source
-        return state["tokens"][source] < budgets[source]
-
-    for start in range(state["next"], len(documents), DOCUMENTS_A_CALL):
-        group = range(start, min(start + DOCUMENTS_A_CALL, len(documents)))
-        group = [position for position in group if wanted(position)]  # spares the work
-        texts = [documents[position].text for position in group]
-        for position, ids in zip(group, encode(encoder, texts)):
-            if wanted(position):  # the budget may have gone within the group
-                yield position, documents[position].source, ids
-
-
-def _one_shard(stream: Iterator, state: dict, shard_tokens: int) -> tuple[list, list[int]]:
-    """Ids and sources of the next documents until the shard is full; moves the state on."""
-    ids_D, source_D, size = [], [], 0
-    for position, source, ids in stream:
-        ids_D.append(ids)
-        source_D.append(source)
-        size += ids.size
-        state["next"] = position + 1
-        state["documents"][source] += 1
-        state["tokens"][source] += ids.size
-        if size >= shard_tokens:
-            break
-    return ids_D, source_D
+    bits_D = np.frexp(length_D)[1] - 1
+    lengths = np.zeros((sources, LENGTHS), dtype=int)
+    np.add.at(lengths, (source_D, bits_D), 1)
+    written = Written(
+        shard=write_shard(out, entry["split"], entry["number"], pack, config.seq_len),
+        vocab_size=encoder.vocab_size,
+        eos_id=encoder.eos_id,
+        documents=by_source(np.ones_like(length_D)),
+        tokens=by_source(length_D),
+        cut=by_source(length_D == MAX_IDS + 1),
+        bytes=by_source(order_D["bytes"]),
+        lengths=lengths.tolist(),
+    )
+    record = {"plan": plan.sha256, "written": dataclasses.asdict(written)}
+    write_whole(_record(work, entry), json.dumps(record).encode())
 
 
-def _record(out: Path, split: str, number: int) -> Path:
-    return out / ".progress" / f"{split}-{number:05d}.json"
+def written(number: int, plan: Plan, work: Path) -> Written | None:
+    """What the record says, if the shard was made, and by this plan."""
+    path = _record(work, plan.shards[number])
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    if record["plan"] != plan.sha256:
+        return None
+    row = record["written"]
+    return Written(**row | {"shard": Shard(**row["shard"])})
+
+
+def _rows(entry: dict, work: Path) -> np.ndarray:
+    count = entry["stop"] - entry["start"]
+    path = work / f"{entry['split']}.plan"
+    return np.fromfile(path, ORDER, count, offset=entry["start"] * ORDER.itemsize)
+
+
+def _record(work: Path, entry: dict) -> Path:
+    return work / f"{entry['split']}-{entry['number']:05d}.json"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from data import shards
-from data.pack import concat
-from data.shards import Manifest, write_manifest, write_shard, write_whole
+from data.files import write_whole
+from data.pack import best_fit, concat
+from data.shards import Manifest, write_manifest, write_shard
 
 EOS = 0
 
@@ -16,13 +17,16 @@ EOS = 0
 def make_set(tmp_path):
     """make_set([[documents of a shard], ...], seq_len) -> directory. EOS (0) is appended here."""
 
-    def make(shard_documents: list[list[list[int]]], seq_len: int = 4, name: str = "set"):
+    def make(
+        shard_documents: list[list[list[int]]], seq_len: int = 4, name: str = "set", bins=False
+    ):
         directory = tmp_path / name
         directory.mkdir()
         rows = []
         for number, documents in enumerate(shard_documents):
             ids = [np.array([*document, EOS], dtype=np.uint32) for document in documents]
-            pack = concat(ids, [0] * len(ids))
+            fit = best_fit(ids, [0] * len(ids), seq_len, EOS)
+            pack = fit if bins else concat(ids, [0] * len(ids))
             rows.append(write_shard(directory, "train", number, pack, seq_len))
         digest = write_whole(directory / "tokenizer.json", b"{}")
         manifest = Manifest(

@@ -1,6 +1,9 @@
 """From text files to a verified set: what is kept, what is dropped, and killed at every stage."""
 
+import errno
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from data import inspect, prepare, verify
+from data import inspect, merge, prepare, verify
 from data.encode import EOS, MAX_IDS, decode, encode, load_encoder, train_tokenizer
 from data.errors import DataError
 from data.shards import open_shards, read_manifest
@@ -21,6 +24,7 @@ seq_len = 16
 seed = 3
 validation_fraction = 0.2
 shard_tokens = 400
+max_quarantined = 0.05
 
 [tokenizer]
 train_vocab_size = 300
@@ -65,16 +69,19 @@ def test_round_trip(config, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare.main([str(config), "--out", str(out)]) == 0
     assert verify.main([str(out)]) == 0  # one EOS a document, and at its end
-    manifest = read_manifest(out)
-    assert manifest.sources[0]["read"] == {
-        "files": 46, "quarantined": 1, "empty": 1, "duplicates": 1, "documents": 43,
-    }  # fmt: skip
-    assert "latin1.txt" in (out / "quarantine.jsonl").read_text()
     written = {
         p.read_bytes().decode()
         for p in (config.parent / "texts").iterdir()
         if "latin" not in p.name
     }
+    manifest = read_manifest(out)
+    read = manifest.sources[0]["read"]
+    assert read.pop("bytes") == sum(len(text.encode()) for text in written - {" \n\t "})
+    assert read == {
+        "records": 46, "quarantined": 1, "excluded": 0, "empty": 1, "repaired": 0,
+        "duplicates": 1, "documents": 43,
+    }  # fmt: skip
+    assert "latin1.txt" in (out / "quarantine.jsonl").read_text()
     encoder, decoded = load_encoder(out / "tokenizer.json", EOS), []
     for split in ("train", "validation"):
         shards = open_shards(out, split)
@@ -109,31 +116,41 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from data import prepare
-renames, replace = 0, Path.replace
+replace = Path.replace
 def killed(self, target):
-    global renames
-    renames += 1
-    if renames == int(sys.argv[3]):
+    if Path(target).name == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)  # the temporary file is there, the file is not
     return replace(self, target)
 Path.replace = killed
 prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]))
 """
-# renames: 1 plan, 2 tokenizer, 3 each of the 11 shards (tokens, documents, record), 36 quarantine,
-# 37 manifest
-STAGES = {"plan": 1, "tokenizer": 2, "second shard": 6, "its record": 8, "manifest": 37}
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def killed_at(file: str, config: Path, out: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(config), str(out), file],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "00000.text",
+        "00000.json",
+        "train.order",
+        "plan.json",
+        "train-00001.documents",
+        "train-00001.json",
+        "manifest.json",
+    ],
+)
 def test_killed_and_run_again_gives_the_same_bytes(config, tmp_path, stage):
     whole, out = tmp_path / "whole", tmp_path / "out"
     prepare.prepare(config, whole)
     assert len(read_manifest(whole).shards) == 11
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(config), str(out), str(STAGES[stage])],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed_at(stage, config, out)
     with pytest.raises(DataError, match=r"manifest.json is missing"):
         open_shards(out, "train")
     prepare.prepare(config, out)
@@ -141,16 +158,53 @@ def test_killed_and_run_again_gives_the_same_bytes(config, tmp_path, stage):
 
 
 def test_unfinished_set_of_another_corpus_is_not_continued(config, tmp_path):
-    out = tmp_path / "out"
-    subprocess.run(
-        [sys.executable, "-c", KILLED, str(config), str(out), "8"],
-        cwd=ROOT, capture_output=True, check=False,
-    )  # fmt: skip
-    (config.parent / "texts" / "00.txt").write_text("another text in the place of the first")
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    killed_at("train-00001.json", config, out)
+    first = config.parent / "texts" / "00.txt"
+    first.write_text(first.read_text().replace(" ", "  "))  # even where its digest stays
     prepare.prepare(config, out)
-    fresh = tmp_path / "fresh"
     prepare.prepare(config, fresh)
     assert contents(out) == contents(fresh)
+
+
+def test_disk_full_says_so_and_the_same_command_goes_on(config, tmp_path, monkeypatch, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    prepare.prepare(config, whole)
+    fsync, calls = os.fsync, []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) == 20:  # in the middle of the shards
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert prepare.main([str(config), "--out", str(out), "--workers", "1"]) == 2
+    assert re.search(r"No space left .* GB free\); make room", capsys.readouterr().err)
+    assert not list(out.rglob(".*.partial"))
+    monkeypatch.undo()
+    prepare.prepare(config, out)
+    assert contents(out) == contents(whole)
+
+
+def test_processes_and_cluster_tasks_give_the_same_bytes(config, tmp_path, capsys):
+    whole, many, parts = tmp_path / "whole", tmp_path / "many", tmp_path / "parts"
+    prepare.prepare(config, whole)
+    prepare.prepare(config, many, workers=2)
+    assert contents(many) == contents(whole)
+    arguments = [str(config), "--out", str(parts)]
+    assert merge.main(arguments) == 2
+    assert "1 of 1 inputs are not read" in capsys.readouterr().err
+    for part in ("0/2", "1/2"):  # there is one input: the second has nothing to do
+        assert prepare.main([*arguments, "--task", part]) == 0
+    assert merge.main(arguments) == 0
+    assert prepare.main([*arguments, "--task", "1/2"]) == 0
+    assert merge.main(arguments) == 2
+    assert "6 of 11 shards are not made, the first is task 0" in capsys.readouterr().err
+    assert prepare.main([*arguments, "--task", "0/2"]) == 0
+    assert merge.main(arguments) == 0
+    assert contents(parts) == contents(whole)
+    assert prepare.main([*arguments, "--task", "2/2"]) == 2
 
 
 def test_budget_stops_a_source(config, tmp_path):
@@ -198,6 +252,10 @@ def test_added_tokens_that_are_not_marked_special_stay_text_too(tmp_path):
         ('licence = "CC0-1.0"', "", "files and licence go together"),
         ('name = "hand"', 'nme = "hand"', "did you mean 'name'?"),
         ("/texts/", "/nothing/", "no file matches"),
+        ("max_quarantined = 0.05", "max_quarantined = 0.01", "1 of 46 records are bad"),
+        ("max_quarantined = 0.05", 'packing = "best"', "give concat or best_fit"),
+        ("train_vocab_size = 300", 'model = "qwen"', "give one of: qwen3, glm4.5, deepseek-v2"),
+        ('licence = "CC0-1.0"', 'dataset = "dolma"', "or `files` and `licence`"),
     ],
 )
 def test_wrong_config(config, tmp_path, capsys, before, after, message):

@@ -59,7 +59,7 @@ def test_a_manifest_that_was_edited(directory):
     with pytest.raises(DataError, match="chain link 'shards'"):
         verify(directory)
     path.write_text(json.dumps(table | {"format": 99}))
-    with pytest.raises(DataError, match="format 99, this program reads 1"):
+    with pytest.raises(DataError, match="format 99, this program reads 2"):
         open_shards(directory, "train")
     path.write_text(path.read_text()[:50])
     with pytest.raises(DataError, match="is damaged"):

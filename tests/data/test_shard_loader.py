@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.errors import DataError
 from data.loader import ShardLoader
 from data.order import shuffled
+from data.pack import PADDING, best_fit, pair_starts
+from data.shards import verify
 
 SEED = 5
 
@@ -30,23 +34,55 @@ def numbered(make_set):
     return make_set([[first], [second]])
 
 
-def test_windows_labels_and_positions_by_hand(make_set):
-    # stream: 1 2 3 0 4 5 0 6 7 8 9 0 -> windows of 4 + 1 at 0 and 4 (at 8 only 4 tokens are left)
-    directory = make_set([[[1, 2, 3], [4, 5], [6, 7, 8, 9]]])
-    one_pass = sorted(
+def one_pass(directory, **options):
+    return sorted(
         (batch.inputs_BL[0].tolist(), batch.labels_BL[0].tolist(), batch.positions_BL[0].tolist())
-        for batch in loader(directory, infinite=False)
+        for batch in loader(directory, infinite=False, **options)
     )
-    assert one_pass == [
+
+
+def test_windows_labels_and_positions_by_hand(make_set):
+    # pairs: 1>2 2>3 3>0 | 4>5 5>0 | 6>7 7>8 8>9 9>0; windows of 4: two, one pair is left
+    directory = make_set([[[1, 2, 3], [4, 5], [6, 7, 8, 9]]])
+    assert one_pass(directory) == [
+        ([1, 2, 3, 4], [2, 3, 0, 5], [0, 1, 2, 0]),
+        ([5, 6, 7, 8], [0, 7, 8, 9], [0, 0, 1, 2]),  # 5 continues, at position 0
+    ]
+    assert one_pass(directory, document_mask=False)[0][2] == [0, 1, 2, 3]
+    # the same shards at seq_len 5, and as one stream where EOS predicts the next document
+    assert [row[0] for row in one_pass(directory, seq_len=5)] == [[1, 2, 3, 4, 5]]
+    assert one_pass(directory, across_documents=True) == [
         ([1, 2, 3, 0], [2, 3, 0, 4], [0, 1, 2, 3]),
         ([4, 5, 0, 6], [5, 0, 6, 7], [0, 1, 2, 0]),
     ]
-    # the same shards at seq_len 5: the second window begins inside the second document
-    windows = {
-        tuple(b.inputs_BL[0].tolist()): b.positions_BL[0].tolist()
-        for b in loader(directory, seq_len=5, infinite=False)
-    }
-    assert windows == {(1, 2, 3, 0, 4): [0, 1, 2, 3, 0], (5, 0, 6, 7, 8): [0, 1, 0, 1, 2]}
+
+
+def test_best_fit_by_hand(make_set):
+    # pairs 5, 3, 2, 1 in windows of 4: the long one fills a window and shares its second (room 3)
+    # with the 3; the 2 takes a third with the 1, and one pair of padding
+    directory = make_set([[[1, 2], [3], [4, 5, 6, 7, 8], [9, 10, 11]]], bins=True)
+    verify(directory)
+    assert one_pass(directory) == [
+        ([1, 2, 3, 0], [2, 0, 0, -100], [0, 1, 0, 0]),
+        ([4, 5, 6, 7], [5, 6, 7, 8], [0, 1, 2, 3]),
+        ([8, 9, 10, 11], [0, 10, 11, 0], [0, 0, 1, 2]),
+    ]
+    with pytest.raises(DataError, match="packed by best_fit"):
+        loader(directory, across_documents=True)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 16))
+def test_best_fit_cuts_no_document_that_fits(lengths, length):
+    ids_D = [np.array([*[i + 1] * pairs, 0], dtype=np.uint32) for i, pairs in enumerate(lengths)]
+    pack = best_fit(ids_D, list(range(len(ids_D))), length, eos_id=0)
+    first_pair_D = pair_starts(pack.first_D)
+    assert (pack.tokens_N.size - pack.first_D.size) % length == 0  # whole windows
+    assert sorted(pack.source_D[pack.source_D != PADDING]) == list(range(len(ids_D)))
+    for first, source in zip(first_pair_D, pack.source_D):
+        if source != PADDING:
+            start, pairs = int(first) % length, lengths[source]
+            assert start + pairs <= length if pairs <= length else start == 0
+    assert pack.pairs == sum(lengths)
 
 
 def test_order_is_the_documented_feistel_network():
@@ -146,7 +182,7 @@ def test_state_of_other_data_or_settings_is_refused(numbered, make_set):
 
 
 def test_settings_that_cannot_work(numbered):
-    with pytest.raises(DataError, match=r"seq_len 49 leaves no window.*at most 48"):
+    with pytest.raises(DataError, match=r"seq_len 49 leaves no window.*48 pairs"):
         loader(numbered, seq_len=49)
     with pytest.raises(DataError, match="token id 93, the model's vocabulary ends at 92"):
         loader(numbered, vocab_size=93)

@@ -116,7 +116,7 @@ def test_replicas_are_used_and_level_the_load(run):
 
 def test_loss_falls(run):
     trained = losses(run("EP4", *TOPOEP))
-    assert trained[-1] < trained[0] - 0.5
+    assert trained[-1] < trained[0] - 0.4  # 6.27 at the start: about ln 512
 
 
 def test_two_runs_are_bitwise_equal(run):

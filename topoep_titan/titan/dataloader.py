@@ -22,6 +22,11 @@ class ShardDataLoader(BaseDataLoader):
         seed: int = 0
         """Of the order of sequences."""
         infinite: bool = True
+        across_documents: bool = False
+        """Let the last token of a document predict the next document's first one."""
+        document_mask: bool = True
+        """Positions restart per document, and attention stays inside it (not on the CPU, whose
+        attention has no such mask)."""
         vocab_size: int = 0
         """Of the model; filled in from it."""
 
@@ -45,6 +50,8 @@ class ShardDataLoader(BaseDataLoader):
             local_batch_size,
             seq_len,
             infinite=config.infinite,
+            across_documents=config.across_documents,
+            document_mask=config.document_mask,
             vocab_size=config.vocab_size,
         )
 
