@@ -15,3 +15,10 @@ def four_ranks():
     pool = RankPool(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def eight_ranks():
+    pool = RankPool(8)
+    yield pool
+    pool.close()

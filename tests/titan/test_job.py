@@ -82,10 +82,16 @@ def test_the_command_line_knows_the_fields_of_the_family():
     [
         ("[training]\nstep = 3", r"unknown key 'training.step'; did you mean 'steps'\?"),
         ("[trainin]\nsteps = 3", r"unknown key 'trainin'; did you mean 'training'\?"),
-        ("[topoep]\nzzz = 1", r"unknown key 'topoep.zzz'; \[topoep\] has: cluster, dispatcher"),
+        (
+            "[topoep]\nzzz = 1",
+            r"unknown key 'topoep.zzz'; \[topoep\] has: balance_weight, chunks, ",
+        ),
         ("[training]\nsteps = 'many'", "'training.steps': expected int, got 'many'"),
         ("[training]\nsteps = true", "'training.steps': expected int, got True"),
-        ("[topoep]\ndispatcher = 'x'", "'topoep.dispatcher': expected one of 'alltoall', got 'x'"),
+        (
+            "[topoep]\ndispatcher = 'x'",
+            "'topoep.dispatcher': expected one of .*'dedup'.*, got 'x'",
+        ),
         ("activation_checkpoint = 'half'", "expected one of selective, full"),
         ("[checkpoint]\ninterval = 0", r"\[checkpoint\]: Checkpoint interval needs"),
         ("base = 'gpt'", "base is 'gpt'; choose one of: qwen3_debug"),
@@ -120,6 +126,10 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
     [
         (["--topoep.planner", "best"], "unknown planner 'best'; choose one of: none, topoep"),
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
+        (["--topoep.transport", "symm_mem"], "'symm_mem' needs a CUDA device"),
+        (["--topoep.transport", "gin"], "'gin' needs a CUDA device"),
+        (["--topoep.dispatcher", "deepep"], "needs the deep_ep package"),
+        (["--topoep.balance-weight", "-1"], "topoep.balance_weight is -1; give 0 or more"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
         (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
         (["--model.top-k", "9"], "model.top_k (9) must be 1 to the experts in the groups kept"),

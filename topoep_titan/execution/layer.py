@@ -1,9 +1,11 @@
 """One MoE layer's routed experts under a plan, from counts to combined outputs.
 
 Letters: R ranks, E experts, e = E/R mains a rank, S replica slots a rank, T tokens, K top-k,
-D width, F expert width. Order: gather counts, plan, pull replicas, dispatch, experts, combine.
+D width, F expert width. Order: gather counts, plan, then the pipeline (pull, dispatch, experts,
+combine). The layers of a model share one ``Engine``: transport, lane and buffers.
 """
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +13,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from topoep_titan.execution.exchange import combine, dispatch, plan_route
-from topoep_titan.execution.experts import expert_ffn
-from topoep_titan.execution.replicas import plan_copies, pull_replicas
+from topoep_titan.execution.buffers import Buffers
+from topoep_titan.execution.dispatchers import plan_chunks
+from topoep_titan.execution.lane import StreamLane, ThreadLane
+from topoep_titan.execution.pipeline import Call, routed_experts
+from topoep_titan.execution.replicas import plan_copies
 from topoep_titan.execution.transport import Transport
 from topoep_titan.planning.plan import Plan
+
+
+class PlanMismatchError(RuntimeError):
+    """Ranks of one group derived different plans: a defect of the planner or of its inputs."""
+
+
+@dataclass
+class Engine:
+    """What the layers of a model share on one rank of an expert-parallel group."""
+
+    planner: Callable[[Tensor], Plan]  # load_RE on the CPU to a Plan; deterministic
+    main_E: Tensor
+    replica_slots: int
+    dispatcher: str  # "alltoall", "dedup" or "dedup-node"
+    chunks: int
+    compute_dtype: torch.dtype
+    transport: Transport
+    lane: ThreadLane | StreamLane
+    verify_plan: bool = False
+    buffers: Buffers | None = None  # made by the first layer that runs
 
 
 @dataclass(frozen=True)
@@ -33,37 +57,57 @@ def run_layer(
     ids_TK: Tensor,
     counts_E: Tensor,
     weights: tuple[Tensor, Tensor, Tensor],
-    *,
-    planner: Callable[[Tensor], Plan],
-    main_E: Tensor,
-    replica_slots: int,
-    transport: Transport,
-    compute_dtype: torch.dtype,
+    engine: Engine,
+    layer: int = 0,
 ) -> tuple[Tensor, LayerRecord]:
     """Route, execute and combine this rank's tokens; collective over the transport's ranks.
 
     ``counts_E``: this rank's assignments per expert. ``weights``: w1 (e, F, D), w2 (e, D, F) and
-    w3 (e, F, D) of this rank's mains in ascending logical id. ``planner`` maps ``load_RE`` on the
-    CPU to a Plan and must be deterministic: every rank derives its own.
+    w3 (e, F, D) of this rank's mains in ascending logical id. ``layer`` tells layers apart.
     Returns (T, D) in the dtype of ``x_TD``, differentiable in x, scores and weights.
+    Raises PlanMismatchError (with ``verify_plan``) on every rank of the group when plans differ.
     """
-    load_RE = transport.gather_counts(counts_E)
+    transport = engine.transport
+    load_RE = transport.gather(counts_E)
+    transport.host_syncs += load_RE.is_cuda
+    load_RE = load_RE.cpu()
     started = time.perf_counter()
-    plan = planner(load_RE.cpu())
+    plan = engine.planner(load_RE)
     plan_seconds = time.perf_counter() - started
-
-    mains = tuple(weight.to(compute_dtype) for weight in weights)
-    copies = plan_copies(plan, main_E, transport.ranks, transport.rank)
-    on_device = Plan(plan.expert_G.to(x_TD.device), plan.assignments_RG.to(x_TD.device))
-    route = plan_route(on_device, ids_TK, transport)
-    rows_MD = dispatch(x_TD.to(compute_dtype), route, ids_TK.shape[1], transport)
-
-    num_mains = weights[0].shape[0]
-    main_rows = sum(route.rows_P[:num_mains])
-    y_MD = expert_ffn(rows_MD[:main_rows], route.rows_P[:num_mains], *mains)
-    if copies is not None:
-        replicas = pull_replicas(mains, copies, replica_slots, transport)
-        y_replicas = expert_ffn(rows_MD[main_rows:], route.rows_P[num_mains:], *replicas)
-        y_MD = torch.cat([y_MD, y_replicas])
-    out_TD = combine(y_MD, scores_TK, route, transport).to(x_TD.dtype)
+    if engine.verify_plan:
+        check_same_plan(plan, transport, x_TD.device)
+    if engine.buffers is None:
+        engine.buffers = Buffers(
+            weights,
+            ranks=transport.ranks,
+            replica_slots=engine.replica_slots,
+            compute_dtype=engine.compute_dtype,
+            one_sided=transport.one_sided,
+        )
+    call = Call(
+        chunks=plan_chunks(engine.dispatcher, plan, ids_TK, transport, engine.chunks),
+        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
+        placement=(layer, plan.expert_G.numpy().tobytes()),
+        compute_dtype=engine.compute_dtype,
+        transport=transport,
+        lane=engine.lane,
+        buffers=engine.buffers,
+    )
+    out_TD = routed_experts(x_TD, scores_TK, weights, call)
     return out_TD, LayerRecord(load_RE, plan, plan_seconds)
+
+
+def check_same_plan(plan: Plan, transport: Transport, device: torch.device) -> None:
+    """Raise PlanMismatchError on all ranks unless all hold the same plan, bit for bit."""
+    digest = hashlib.sha256(
+        plan.expert_G.numpy().tobytes() + plan.assignments_RG.numpy().tobytes()
+    ).digest()
+    word = int.from_bytes(digest[:8], "little", signed=True)
+    words = transport.gather(torch.tensor([word], device=device)).flatten().tolist()
+    if len(set(words)) > 1:
+        ranks_of = {word: [r for r, other in enumerate(words) if other == word] for word in words}
+        groups = "; ".join(f"ranks {ranks} agree" for ranks in ranks_of.values())
+        raise PlanMismatchError(
+            f"plans differ within the expert-parallel group of {transport.ranks}: {groups}. "
+            "Planners must be deterministic and see the same load, cluster file and settings"
+        )

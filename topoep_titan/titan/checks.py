@@ -1,15 +1,18 @@
 """Everything about a job that can be wrong before processes start, one clear message each."""
 
+import importlib.util
 from pathlib import Path
 
 from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
+from topoep_titan.execution.one_sided import LIBRARIES, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
+from topoep_titan.titan.config import TopoEPConfig
 from topoep_titan.titan.job import cluster_name
 from topoep_titan.titan.trainer import TopoEPTrainer
 
@@ -36,6 +39,22 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         raise InputError(f"topoep.replica_slots is {topoep.replica_slots}; give 0 or more")
     if topoep.ranks_per_node is not None and topoep.ranks_per_node < 1:
         raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
+    if topoep.balance_weight is not None and topoep.balance_weight < 0:
+        raise InputError(f"topoep.balance_weight is {topoep.balance_weight}; give 0 or more")
+    if topoep.transport in LIBRARIES:
+        missing = missing_for(topoep.transport)
+        if missing:
+            raise InputError(
+                f"topoep.transport = {topoep.transport!r} needs {missing}; "
+                'use "collective", or "auto"'
+            )
+    if topoep.dispatcher == "deepep":
+        _check_deepep(topoep)
+    if topoep.record_trace and config.model.num_experts > 2**15:
+        raise InputError(
+            f"topoep.record_trace keeps expert ids in int16; model.num_experts is "
+            f"{config.model.num_experts}"
+        )
     if topoep.router_skew is not None and config.validator.enable:
         raise InputError(
             "topoep.router_skew is synthetic routing, whose loss means nothing; "
@@ -56,6 +75,20 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
             "training.disable_cuda_graphs must be true: the all-to-all reads its split sizes "
             "on the host"
         )
+
+
+def _check_deepep(topoep: TopoEPConfig) -> None:
+    """torchtitan's own dispatcher: it knows nothing of plans."""
+    if importlib.util.find_spec("deep_ep") is None:
+        raise InputError(
+            'topoep.dispatcher = "deepep" needs the deep_ep package '
+            "(https://github.com/deepseek-ai/DeepEP), which is not installed; "
+            'use "alltoall", "dedup" or "dedup-node"'
+        )
+    raise InputError(
+        'topoep.dispatcher = "deepep" executes no plan and is not connected yet; '
+        'use "alltoall", "dedup" or "dedup-node"'
+    )
 
 
 def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:

@@ -14,8 +14,16 @@ class TopoEPConfig:
     replica_slots: int = 2
     """S: replica slots a rank."""
 
-    dispatcher: Literal["alltoall"] = "alltoall"
-    """How tokens travel."""
+    dispatcher: Literal["alltoall", "dedup", "dedup-node", "deepep"] = "alltoall"
+    """How tokens travel: a row per assignment, per (token, rank), per (token, node) and then per
+    rank of it, or torchtitan's DeepEP dispatcher (which executes no plan: planner "none" only)."""
+
+    transport: Literal["auto", "collective", "symm_mem", "gin"] = "auto"
+    """How expert copies travel. "collective": gloo or NCCL. "symm_mem", "gin": one-sided, by GPU
+    kernels. "auto": the best that this machine can do."""
+
+    chunks: Literal[1, 2] = 1
+    """Chunks of the token pipeline: with 2, one chunk travels while the other is computed."""
 
     cluster: str = "auto"
     """Rates that planners price with: a name in toml_configs/clusters or a .toml file.
@@ -24,6 +32,16 @@ class TopoEPConfig:
     ranks_per_node: int | None = None
     """Ranks of one NVLink domain. Default: the ranks that torchrun starts on a machine. A smaller
     value emulates several domains on one machine."""
+
+    balance_weight: int | None = None
+    """Per cent of the compute term that planners which trade balance for traffic add to it.
+    Default: the planner's own. Planners without such a trade ignore it."""
+
+    record_trace: bool = False
+    """Keep every step's routing in trace/step-*.npz, for the simulator."""
+
+    verify_plan: bool = False
+    """Compare a hash of every plan over the ranks, and stop all of them when it differs."""
 
     router_skew: float | None = None
     """Synthetic routing for performance runs: standard deviation of a fixed expert bias (the sign

@@ -78,6 +78,11 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
         "cluster": cluster_name(topoep.cluster),
         "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
         "expert_dtype": topoep.expert_dtype,
+        "dispatcher": topoep.dispatcher,
+        "chunks": topoep.chunks,
+        "balance_weight": topoep.balance_weight,
+        "record_trace": topoep.record_trace,
+        "verify_plan": topoep.verify_plan,
     }
     return dataclasses.replace(
         config,

@@ -22,6 +22,8 @@ from torchtitan.components.metrics import (
 )
 from torchtitan.tools.utils import device_type
 
+from topoep_titan.execution.layer import Engine
+from topoep_titan.execution.transport import KINDS, LINKS
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.balance import BALANCE, gather_balance
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
@@ -103,6 +105,9 @@ class PlanMetrics(MetricsProcessor):
         return both
 
     def begin_step(self) -> None:
+        for engine in self._engines():
+            engine.transport.traffic.drain()  # validation's
+            engine.transport.host_syncs = 0
         self.step_started = time.perf_counter()
         self.steps_since_log += 1
 
@@ -120,10 +125,12 @@ class PlanMetrics(MetricsProcessor):
         )
         self.steps_since_log = 0
         layers, modelled_us = self._gather_layers()
+        traffic = self._gather_traffic()
         layers = [layer | balance[layer["layer"]] for layer in layers]
         keys = MEASURES + BALANCE
         means = {key: sum(layer[key] for layer in layers) / len(layers) for key in keys if layers}
         scalars = {f"moe/{key}": value for key, value in means.items()}
+        scalars |= {f"traffic/{key}": value for key, value in traffic.items()}
         for layer in layers:
             scalars |= {f"moe_layer_{layer['layer']}/{key}": layer[key] for key in keys}
         MetricsProcessor.log(
@@ -142,6 +149,7 @@ class PlanMetrics(MetricsProcessor):
                 "seconds": seconds,
                 "tokens_per_second": self.tokens_per_step / seconds,
                 **means,
+                "traffic": traffic,
                 "modelled_us": modelled_us,
                 "layers": layers,
             }
@@ -154,6 +162,25 @@ class PlanMetrics(MetricsProcessor):
         if self.writes:
             self.step_log.append({"step": step, "validation_loss": loss})
 
+    def _engines(self) -> list[Engine]:
+        """The engines of this rank's layers, each once."""
+        modules = (module for part in self.model_parts for module in part.modules())
+        experts = (m for m in modules if isinstance(m, ReplicatedRoutedExperts))
+        return list({id(module.engine): module.engine for module in experts}.values())
+
+    def _gather_traffic(self) -> dict[str, int]:
+        """What all ranks sent during this step, and how often one waited for its device."""
+        keys = [(kind, link) for kind in KINDS for link in LINKS]
+        totals = torch.zeros(2 * len(keys) + 1, dtype=torch.int64)
+        for engine in self._engines():
+            sent = engine.transport.traffic.drain()
+            values = [value for key in keys for value in sent[key]]
+            totals += torch.tensor([*values, engine.transport.host_syncs])
+        totals = totals.to(device_type)
+        dist.all_reduce(totals)
+        names = [f"{kind}_{link}_{unit}" for kind, link in keys for unit in ("rows", "bytes")]
+        return dict(zip([*names, "host_syncs"], totals.tolist()))
+
     def _gather_layers(self) -> tuple[list[dict[str, float]], dict[str, float]]:
         """Drain the layers' records; one sum over all ranks makes the means.
 
@@ -165,7 +192,7 @@ class PlanMetrics(MetricsProcessor):
             for name, module in part.named_modules():
                 if isinstance(module, ReplicatedRoutedExperts):
                     layer = int(re.search(r"layers\.(\d+)\.", name).group(1))
-                    if module.transport.rank == 0:
+                    if module.engine.transport.rank == 0:
                         for record in module.records:
                             totals[layer] += _values(module, record)
                     module.records.clear()

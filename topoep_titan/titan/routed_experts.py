@@ -1,6 +1,8 @@
 """torchtitan's RoutedExperts, executed by our plans; installed through its ``@override`` door."""
 
 import functools
+import inspect
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +10,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.config import derive, override
 from torchtitan.models.common.moe import RoutedExperts
+from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import device_type
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
-from topoep_titan.execution.layer import LayerRecord, run_layer
-from topoep_titan.execution.transport import CollectiveTransport, LoopbackTransport
+from topoep_titan.execution.lane import make_lane
+from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
+from topoep_titan.execution.loopback import Loopback
+from topoep_titan.execution.transport import CollectiveTransport
 from topoep_titan.planning import planner_named
 from topoep_titan.planning.plan import contiguous_mains
+
+# One engine for all layers with the same expert-parallel group and settings; it lives as long as
+# the layers do.
+_ENGINES: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class ReplicatedRoutedExperts(RoutedExperts):
@@ -29,35 +39,80 @@ class ReplicatedRoutedExperts(RoutedExperts):
         cluster: str
         ranks_per_node: int
         expert_dtype: str
+        dispatcher: str
+        chunks: int
+        balance_weight: int | None
+        record_trace: bool
+        verify_plan: bool
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.config = config
-        self.compute_dtype = getattr(torch, config.expert_dtype)
         self.records: list[LayerRecord] = []
-        self._connect(LoopbackTransport())
+        self.trace: list[Tensor] = []  # int16 (T, K) of each microbatch, with record_trace
+        self._connect(None)
 
     def parallelize(self, parallel_dims) -> None:
         super().parallelize(parallel_dims)
         mesh = parallel_dims.get_optional_mesh("ep")
         if mesh is not None:
-            self._connect(CollectiveTransport(mesh.get_group()))
+            self._connect(mesh.get_group())
 
-    def _connect(self, transport) -> None:
-        experts = self.config.inner_experts
-        self.transport = transport
+    def _connect(self, group) -> None:
+        config, experts = self.config, self.config.inner_experts
+        ranks = 1 if group is None else group.size()
+        self.group = group
         with torch.device("cpu"):  # torchtitan builds models on the meta device
-            self.main_E = contiguous_mains(transport.ranks, experts.num_experts)
+            self.main_E = contiguous_mains(ranks, experts.num_experts)
         self.dims = ModelDims(experts.dim, experts.hidden_dim)
-        self.cluster: Cluster = load_cluster(self.config.cluster).resized(
-            transport.ranks, min(self.config.ranks_per_node, transport.ranks)
+        self.cluster: Cluster = load_cluster(config.cluster).resized(
+            ranks, min(config.ranks_per_node, ranks)
         )
-        self.plan = functools.partial(
-            planner_named(self.config.planner),
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """Made at first use: pipeline parallelism copies the model before it is connected."""
+        config = self.config
+        settings = (
+            config.planner, config.replica_slots, self.cluster, config.expert_dtype,
+            config.dispatcher, config.chunks, config.balance_weight, config.verify_plan,
+        )  # fmt: skip
+        key = (self.group and self.group.group_name, len(self.main_E), self.dims, settings)
+        engine = _ENGINES.get(key)
+        if engine is None:
+            engine = _ENGINES[key] = self._make_engine()
+        return engine
+
+    def _make_engine(self) -> Engine:
+        config, ranks = self.config, self.cluster.ranks
+        # Without a planner that fills them, or another rank to copy from, slots would stay empty.
+        slots = config.replica_slots if ranks > 1 and config.planner != "none" else 0
+        planner = planner_named(config.planner)
+        options = {}
+        takes_weight = "balance_weight" in inspect.signature(planner).parameters
+        if takes_weight and config.balance_weight is not None:
+            options["balance_weight"] = config.balance_weight
+        return Engine(
+            planner=functools.partial(
+                planner,
+                main_E=self.main_E,
+                cluster=self.cluster,
+                model_dims=self.dims,
+                replica_slots=slots,
+                **options,
+            ),
             main_E=self.main_E,
-            cluster=self.cluster,
-            model_dims=self.dims,
-            replica_slots=self.config.replica_slots,
+            replica_slots=slots,
+            dispatcher=config.dispatcher,
+            chunks=config.chunks,
+            compute_dtype=getattr(torch, config.expert_dtype),
+            transport=(
+                Loopback().transport()
+                if self.group is None
+                else CollectiveTransport(self.group, self.cluster.ranks_per_node)
+            ),
+            lane=make_lane(torch.device(device_type)),
+            verify_plan=config.verify_plan,
         )
 
     # Argument names are part of the contract: torchtitan's sharding is keyed on them.
@@ -73,41 +128,43 @@ class ReplicatedRoutedExperts(RoutedExperts):
             weight.to_local() if isinstance(weight, DTensor) else weight
             for weight in (experts.w1_EFD, experts.w2_EDF, experts.w3_EFD)
         )
+        first = self.engine.buffers is None
+        ids_TK = topk_expert_ids_BLK.flatten(0, 1)
         out_TD, record = run_layer(
             x_BLD.flatten(0, 1),
             topk_scores_BLK.flatten(0, 1),
-            topk_expert_ids_BLK.flatten(0, 1),
+            ids_TK,
             num_local_tokens_per_expert_E,
             weights,
-            planner=self.plan,
-            main_E=self.main_E,
-            replica_slots=self.config.replica_slots,
-            transport=self.transport,
-            compute_dtype=self.compute_dtype,
+            self.engine,
+            layer=id(self),
         )
+        if first:
+            _log_memory(self.engine, self.dims)
         # Activation checkpointing runs forward again inside backward: count the first run only.
         recomputing = torch._C._current_graph_task_id() != -1
         if self.training and not recomputing:
             self.records.append(record)
+            if self.config.record_trace:
+                self.trace.append(ids_TK.to(torch.int16))
         return out_TD.view(x_BLD.shape)
 
 
-@override(target=RoutedExperts.Config, exact=True, description="plan-driven expert replicas")
-def replicated(
-    config: RoutedExperts.Config,
-    *,
-    planner: str,
-    replica_slots: int,
-    cluster: str,
-    ranks_per_node: int,
-    expert_dtype: str,
-) -> ReplicatedRoutedExperts.Config:
-    return derive(
-        config,
-        ReplicatedRoutedExperts.Config,
-        planner=planner,
-        replica_slots=replica_slots,
-        cluster=cluster,
-        ranks_per_node=ranks_per_node,
-        expert_dtype=expert_dtype,
+def _log_memory(engine: Engine, dims: ModelDims) -> None:
+    buffers, mib = engine.buffers, 2**20
+    parts = {"mains": buffers.mains or ()} | {
+        name: getattr(buffers, name) for name in ("slots", "staging", "regions")
+    }
+    sizes = ", ".join(
+        f"{name} {sum(tensor.nbytes for tensor in tensors) / mib:.1f}"
+        for name, tensors in parts.items()
     )
+    logger.info(
+        f"Expert balancing holds {buffers.nbytes:,} bytes a rank (MiB: {sizes}) for all layers; "
+        f"one expert is {dims.expert_bytes // 2 * engine.compute_dtype.itemsize:,} bytes"
+    )
+
+
+@override(target=RoutedExperts.Config, exact=True, description="plan-driven expert replicas")
+def replicated(config: RoutedExperts.Config, **settings) -> ReplicatedRoutedExperts.Config:
+    return derive(config, ReplicatedRoutedExperts.Config, **settings)

@@ -11,6 +11,7 @@ from topoep_titan.models.router import connect_routers
 from topoep_titan.results import RunResult, provenance, write_result
 from topoep_titan.titan.config import TopoEPConfig
 from topoep_titan.titan.run_folder import RESULT, read_config
+from topoep_titan.titan.trace import write_trace
 
 
 class TopoEPTrainer(Trainer):
@@ -45,6 +46,8 @@ class TopoEPTrainer(Trainer):
     def train_step(self, data_iterator) -> None:
         self.metrics_processor.begin_step()
         super().train_step(data_iterator)
+        if self.config.topoep.record_trace:
+            write_trace(self.model_parts, Path(self.config.dump_folder), self.step)
 
     def write_result(self) -> None:
         """``result.json`` of the finished run, by the rank that writes metrics."""

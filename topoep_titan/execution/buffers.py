@@ -1,0 +1,73 @@
+"""Memory for balancing: the paper's three buffers plus a staging buffer, once per model.
+
+Letters: R ranks, E experts, e = E/R main experts a rank, S replica slots a rank, |W| bytes of one
+expert in the compute dtype.
+
+    mains    e * |W|   main parameters in the compute dtype, where peers can read them
+    slots    S * |W|   replica parameters in forward; replica gradients in backward
+    regions  E * |W|   replica gradients that arrive, one region of e experts for each host rank
+    staging  S * |W|   replica parameters in backward (TopoEP paper, sections 3.2 and 3.3)
+
+All layers share them: a layer keeps nothing of its replicas between forward and backward. A region
+that received nothing is neither read nor cleared. ``mains`` exists only where it is needed: when
+parameters are kept in another dtype, or when the transport is one-sided and peers read it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Experts = Sequence[Tensor]  # w1 (X, F, D), w2 (X, D, F), w3 (X, F, D)
+
+
+class Buffers:
+    """Buffers shaped after one rank's (w1, w2, w3), allocated when built."""
+
+    def __init__(
+        self,
+        weights: Experts,
+        *,
+        ranks: int,
+        replica_slots: int,
+        compute_dtype: torch.dtype,
+        one_sided: bool,
+    ):
+        shapes = [tuple(weight.shape[1:]) for weight in weights]
+        device, mains = weights[0].device, weights[0].shape[0]
+
+        def experts(*leading: int) -> tuple[Tensor, ...]:
+            return tuple(
+                torch.empty(*leading, *shape, dtype=compute_dtype, device=device)
+                for shape in shapes
+            )
+
+        separate = one_sided or weights[0].dtype != compute_dtype
+        self.mains = experts(mains) if separate else None
+        self.slots = experts(replica_slots)
+        self.staging = experts(replica_slots)
+        self.regions = experts(ranks, mains)
+        # Which replicas ``slots`` hold: (layer, placement), or None. Parameters change only between
+        # steps, and every backward follows a forward of its own step, so this says enough.
+        self.held: tuple | None = None
+
+    def main_parameters(self, weights: Experts) -> Experts:
+        """The mains in the compute dtype: ``weights`` themselves, or their copy in ``mains``."""
+        if self.mains is None:
+            return weights
+        for buffer, weight in zip(self.mains, weights):
+            buffer.copy_(weight)
+        return self.mains
+
+    @property
+    def nbytes(self) -> int:
+        every = (*(self.mains or ()), *self.slots, *self.staging, *self.regions)
+        return sum(buffer.nbytes for buffer in every)
+
+
+def buffer_bytes(
+    expert_bytes: int, *, experts: int, ranks: int, replica_slots: int, mains: bool
+) -> int:
+    """Bytes of one rank by formula: (e + S + E + S) * |W|, without e where mains are not copied."""
+    held = experts // ranks if mains else 0
+    return (held + 2 * replica_slots + experts) * expert_bytes

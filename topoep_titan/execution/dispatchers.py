@@ -1,0 +1,257 @@
+"""How tokens travel: ``alltoall``, ``dedup`` and ``dedup-node``, each as chunks of a route.
+
+Letters: R ranks, m nodes, G slots, P = e+S slots of one rank, C chunks, T tokens of this rank,
+K top-k, A assignments, N rows sent, M assignments executed, D width.
+
+    alltoall     one row per assignment. Counts and slots follow from the plan: nothing else travels
+                 but the scores.
+    dedup        one row per (token, rank), with (row, slot, score) of each assignment beside it.
+    dedup-node   one row per (token, node) to the rank of that node with the source's local index
+                 (the relay), and from there one row per (row, rank).
+
+Row counts of the last two depend on each token's set of experts: one all-gather of every rank's
+counts, for all chunks, gives the split sizes of every hop. Chunk 1 of two is the first ceil(n/2)
+of each (source, slot) interval of n assignments (alltoall), or tokens [0, ceil(T/2)).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from topoep_titan.execution.hops import Hop, Route, Take
+from topoep_titan.execution.transport import Parcel, Transport, to_host
+from topoep_titan.planning.plan import Plan, cut_assignments
+
+# What one chunk does with (x_TD, score_N): its route, the rows and the scores that arrived.
+Dispatch = Callable[[Tensor, Tensor], tuple[Route, Tensor, Tensor]]
+
+
+def plan_chunks(
+    dispatcher: str, plan: Plan, ids_TK: Tensor, transport: Transport, chunks: int
+) -> list[Dispatch]:
+    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU).
+
+    Collective for the deduplicating dispatchers, and so are the calls: all ranks must make them in
+    the same order. A call maps x (T, D) and scores (T*K,) to the chunk's route, the arrived rows
+    (before ``route.expand``) and the score of each executed assignment (M,).
+    """
+    device = ids_TK.device
+    on_device = Plan(plan.expert_G.to(device), plan.assignments_RG.to(device))
+    slot_TK = cut_assignments(on_device, ids_TK, transport.rank)
+    if dispatcher == "alltoall":
+        return _alltoall_chunks(plan, slot_TK, transport, chunks)
+    return _dedup_chunks(dispatcher, plan, slot_TK, transport, chunks)
+
+
+def _alltoall_chunks(
+    plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
+) -> list[Dispatch]:
+    device, top_k = slot_TK.device, slot_TK.shape[1]
+    counts_RG = plan.assignments_RG.long()
+    parts_RG = [counts_RG] if chunks == 1 else [(counts_RG + 1) // 2, counts_RG // 2]
+    slot_N, order_N = torch.sort(slot_TK.reshape(-1), stable=True)
+    if chunks == 2:
+        own_G = counts_RG[transport.rank].to(device)
+        position_N = torch.arange(slot_N.numel(), device=device) - (own_G.cumsum(0) - own_G)[slot_N]
+        second_N = position_N >= parts_RG[0][transport.rank].to(device)[slot_N]
+        order_N = order_N[torch.argsort(second_N.to(torch.int8), stable=True)]
+
+    calls, begin = [], 0
+    for part_RG in parts_RG:
+        sent_RRP = part_RG.view(transport.ranks, transport.ranks, -1)
+        arriving_RP = sent_RRP[:, transport.rank]
+        send, receive = sent_RRP[transport.rank].sum(1).tolist(), arriving_RP.sum(1).tolist()
+        order_A = order_N[begin : begin + sum(send)]
+        begin += sum(send)
+        ranks, slots = arriving_RP.shape
+        slot_M = torch.repeat_interleave(
+            torch.arange(slots, device=device).repeat(ranks),
+            arriving_RP.reshape(-1).to(device),
+            output_size=sum(receive),
+        )
+        arrival_M = torch.argsort(slot_M, stable=True)  # (source, slot) to (slot, source)
+        route = Route(
+            hops=(
+                Hop(Take(order_A // top_k, len(slot_TK)), send, receive, order_A, send, receive),
+            ),
+            expand=Take(arrival_M, sum(receive)),
+            order_M=arrival_M,
+            rows_P=arriving_RP.sum(0).tolist(),
+        )
+
+        def dispatch(x_TD: Tensor, score_N: Tensor, route: Route = route):
+            (hop,) = route.hops
+            rows, scores = transport.exchange(
+                Parcel("token", hop.take.rows(x_TD), hop.send, hop.receive),
+                Parcel("metadata", score_N[hop.order_A], hop.send, hop.receive),
+            )
+            return route, rows, scores[route.order_M]
+
+        calls.append(dispatch)
+    return calls
+
+
+@dataclass(frozen=True)
+class _Station:
+    """Assignments at a station of their way: whose row, for which slot, with which score."""
+
+    rows_ND: Tensor
+    row_A: Tensor  # int64: row of this station
+    slot_A: Tensor  # int64: global slot
+    score_A: Tensor
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """Split sizes of one hop: rows and assignments to and from each rank."""
+
+    send: list[int]
+    receive: list[int]
+    send_A: list[int]
+    receive_A: list[int]
+
+
+def _dedup_chunks(
+    dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
+) -> list[Dispatch]:
+    tokens, top_k = slot_TK.shape
+    ranks, per_node = transport.ranks, transport.ranks_per_node
+    slots = plan.expert_G.numel() // ranks  # P
+    middle = (tokens + 1) // 2
+    ranges = [(0, tokens)] if chunks == 1 else [(0, middle), (middle, tokens)]
+    counts_RCX = to_host(
+        transport.gather(
+            torch.stack([_counts(slot_TK[a:b], ranks, slots, per_node) for a, b in ranges])
+        ),
+        transport,
+    )
+
+    def call(chunk: int) -> Dispatch:
+        begin, end = ranges[chunk]
+        counts_RX = [counts_CX[chunk] for counts_CX in counts_RCX]
+        hops, rows_P = _splits(dispatcher, counts_RX, transport, slots)
+
+        def dispatch(x_TD: Tensor, score_N: Tensor):
+            flat_A = torch.arange(begin * top_k, end * top_k, device=x_TD.device)
+            station = _Station(x_TD, flat_A // top_k, slot_TK.reshape(-1)[flat_A], score_N[flat_A])
+            taken = []
+            for number, splits in enumerate(hops):
+                relayed = len(hops) == 2 and number == 0
+                rank_A = station.slot_A // slots
+                if relayed:  # to the rank of the same local index in the slot's node
+                    rank_A = rank_A // per_node * per_node + transport.rank % per_node
+                hop, station = _dedup_hop(station, rank_A, splits, transport)
+                taken.append(hop)
+            # The first hop's assignments are counted from the chunk's first token so far.
+            taken[0] = replace(taken[0], order_A=taken[0].order_A + begin * top_k)
+            order_M = torch.argsort(station.slot_A, stable=True)
+            expand = Take(station.row_A[order_M], len(station.rows_ND))
+            route = Route(tuple(taken), expand, order_M, rows_P)
+            return route, station.rows_ND, station.score_A[order_M]
+
+        return dispatch
+
+    return [call(chunk) for chunk in range(chunks)]
+
+
+def _counts(slot_TK: Tensor, ranks: int, slots: int, per_node: int) -> Tensor:
+    """int64 (G + R + m,): assignments to each slot, rows to each rank, rows to each node."""
+    rank_TK = slot_TK // slots
+    parts = [_count(slot_TK.reshape(-1), ranks * slots)]
+    for place_TK, places in ((rank_TK, ranks), (rank_TK // per_node, ranks // per_node)):
+        hit_TX = torch.zeros(len(slot_TK), places, dtype=torch.int64, device=slot_TK.device)
+        parts.append(hit_TX.scatter_(1, place_TK, 1).sum(0))
+    return torch.cat(parts)
+
+
+def _count(index_N: Tensor, size: int) -> Tensor:
+    """As bincount, which would wait for the device to learn its size."""
+    zeros = torch.zeros(size, dtype=torch.int64, device=index_N.device)
+    return zeros.scatter_add_(0, index_N, torch.ones_like(index_N))
+
+
+def _splits(
+    dispatcher: str, counts_RX: list[list[int]], transport: Transport, slots: int
+) -> tuple[list[_Splits], list[int]]:
+    """Split sizes of each hop, and the rows of this rank's slots, from every rank's counts."""
+    ranks, per_node, me = transport.ranks, transport.ranks_per_node, transport.rank
+    all_slots = ranks * slots
+    slots_RG = [counts[:all_slots] for counts in counts_RX]
+    rows_RR = [counts[all_slots : all_slots + ranks] for counts in counts_RX]
+    nodes_Rm = [counts[all_slots + ranks :] for counts in counts_RX]
+    pairs_RR = [  # assignments from each source to each rank
+        [sum(row[r * slots : (r + 1) * slots]) for r in range(ranks)] for row in slots_RG
+    ]
+    rows_P = [sum(row[g] for row in slots_RG) for g in range(me * slots, (me + 1) * slots)]
+    everyone = range(ranks)
+    if dispatcher == "dedup":
+        direct = _Splits(
+            send=rows_RR[me],
+            receive=[rows_RR[s][me] for s in everyone],
+            send_A=pairs_RR[me],
+            receive_A=[pairs_RR[s][me] for s in everyone],
+        )
+        return [direct], rows_P
+
+    def relayed_by(relay: int, counts_RR: list[list[int]], target: int) -> int:
+        """What ``relay`` passes on to ``target`` of its node: that of its fellows in all nodes."""
+        return sum(counts_RR[s][target] for s in range(relay % per_node, ranks, per_node))
+
+    def to_node(counts_RR: list[list[int]], source: int, node: int) -> int:
+        return sum(counts_RR[source][node * per_node : (node + 1) * per_node])
+
+    fellow = [r % per_node == me % per_node for r in everyone]
+    neighbour = [r // per_node == me // per_node for r in everyone]
+    node = me // per_node
+    across = _Splits(
+        send=[nodes_Rm[me][r // per_node] if fellow[r] else 0 for r in everyone],
+        receive=[nodes_Rm[r][node] if fellow[r] else 0 for r in everyone],
+        send_A=[to_node(pairs_RR, me, r // per_node) if fellow[r] else 0 for r in everyone],
+        receive_A=[to_node(pairs_RR, r, node) if fellow[r] else 0 for r in everyone],
+    )
+    within = _Splits(
+        send=[relayed_by(me, rows_RR, r) if neighbour[r] else 0 for r in everyone],
+        receive=[relayed_by(r, rows_RR, me) if neighbour[r] else 0 for r in everyone],
+        send_A=[relayed_by(me, pairs_RR, r) if neighbour[r] else 0 for r in everyone],
+        receive_A=[relayed_by(r, pairs_RR, me) if neighbour[r] else 0 for r in everyone],
+    )
+    return [across, within], rows_P
+
+
+def _dedup_hop(
+    station: _Station, rank_A: Tensor, splits: _Splits, transport: Transport
+) -> tuple[Hop, _Station]:
+    """Send each row once to every rank that one of its assignments goes to."""
+    device = rank_A.device
+    key_A, order_A = torch.sort(rank_A * len(station.rows_ND) + station.row_A, stable=True)
+    new_A = torch.ones_like(key_A)
+    new_A[1:] = key_A[1:] != key_A[:-1]
+    pair_A = new_A.cumsum(0) - 1  # the row that serves each assignment, counted over all ranks
+    index_N = torch.empty(sum(splits.send), dtype=torch.int64, device=device)
+    index_N[pair_A] = station.row_A[order_A]  # repeated writes are alike
+    hop = Hop(
+        Take(index_N, len(station.rows_ND)), splits.send, splits.receive,
+        order_A, splits.send_A, splits.receive_A,
+    )  # fmt: skip
+    row_A = pair_A - _starts(splits.send, splits.send_A, device)  # within its message
+    labels_A2 = torch.stack([row_A, station.slot_A[order_A]], 1).to(torch.int32)
+    score_bits = station.score_A[order_A].unsqueeze(1).view(torch.int32)
+    rows, arrived = transport.exchange(
+        Parcel("token", hop.take.rows(station.rows_ND), hop.send, hop.receive),
+        Parcel("metadata", torch.cat([labels_A2, score_bits], 1), hop.send_A, hop.receive_A),
+    )
+    start_A = _starts(splits.receive, splits.receive_A, device)
+    score_A = arrived[:, 2:].contiguous().view(station.score_A.dtype).squeeze(1)
+    return hop, _Station(rows, arrived[:, 0] + start_A, arrived[:, 1].long(), score_A)
+
+
+def _starts(rows_R: list[int], assignments_R: list[int], device: torch.device) -> Tensor:
+    """int64 (A,): for each assignment of R messages in a row, the first row of its message."""
+    start_R = torch.tensor(rows_R).cumsum(0) - torch.tensor(rows_R)
+    return torch.repeat_interleave(
+        start_R.to(device),
+        torch.tensor(assignments_R).to(device),
+        output_size=sum(assignments_R),
+    )
