@@ -46,7 +46,7 @@ class Buffers:
         self.mains = experts(mains) if separate else None
         self.slots = experts(replica_slots)
         self.staging = experts(replica_slots)
-        self.regions = experts(ranks, mains)
+        self.regions = experts(ranks if replica_slots else 0, mains)
         # Which replicas ``slots`` hold: (layer, placement), or None. Parameters change only between
         # steps, and every backward follows a forward of its own step, so this says enough.
         self.held: tuple | None = None
@@ -68,6 +68,8 @@ class Buffers:
 def buffer_bytes(
     expert_bytes: int, *, experts: int, ranks: int, replica_slots: int, mains: bool
 ) -> int:
-    """Bytes of one rank by formula: (e + S + E + S) * |W|, without e where mains are not copied."""
-    held = experts // ranks if mains else 0
-    return (held + 2 * replica_slots + experts) * expert_bytes
+    """Bytes of one rank by formula: (e + S + E + S) * |W|, without e where mains are not copied
+    (``mains``), and without E where there are no slots."""
+    copied = experts // ranks if mains else 0
+    arriving = experts if replica_slots else 0
+    return (copied + 2 * replica_slots + arriving) * expert_bytes

@@ -3,7 +3,7 @@
 On CUDA a side stream; on CPU one worker thread, since gloo's collectives and torch's copies release
 the interpreter while they work. A lane orders whole multi-hop exchanges, which handles of single
 collectives could not. All ranks submit in the same order, and wait for all they submitted before
-they leave a layer, so that no other collective of the group can overtake.
+they leave a layer, so that no other collective of the group can overtake. Names are for profiles.
 """
 
 import queue
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 
 class Pending:
@@ -30,9 +31,9 @@ class ThreadLane:
         # A daemon: a collective that waits for a dead rank must not keep the process alive.
         threading.Thread(target=self._work, name="topoep-lane", daemon=True).start()
 
-    def submit(self, call: Callable, *arguments: Any) -> Pending:
+    def submit(self, name: str, call: Callable, *arguments: Any) -> Pending:
         done, outcome = threading.Event(), []
-        self.calls.put((call, arguments, done, outcome))
+        self.calls.put((name, call, arguments, done, outcome))
 
         def result() -> Any:
             done.wait()
@@ -46,8 +47,8 @@ class ThreadLane:
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # per thread; gradients are written by hand
         while True:
-            call, arguments, done, outcome = self.calls.get()
-            with torch.profiler.record_function(f"lane: {call.__name__}"):
+            name, call, arguments, done, outcome = self.calls.get()
+            with record_function(name):
                 try:
                     outcome[:] = call(*arguments), None
                 except BaseException as error:
@@ -62,10 +63,10 @@ class StreamLane:
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device)
 
-    def submit(self, call: Callable, *arguments: Any) -> Pending:
+    def submit(self, name: str, call: Callable, *arguments: Any) -> Pending:
         self.stream.wait_stream(torch.cuda.current_stream())
         _record(arguments, self.stream)
-        with torch.cuda.stream(self.stream), torch.no_grad():
+        with torch.cuda.stream(self.stream), torch.no_grad(), record_function(name):
             value = call(*arguments)
         finished = self.stream.record_event()
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from topoep_titan.execution.buffers import Buffers, Experts
 from topoep_titan.execution.dispatchers import Dispatch
@@ -86,23 +87,28 @@ def _forward(x_TD: Tensor, scores_TK: Tensor, weights: Experts, call: Call):
     mains = buffers.main_parameters(weights)
     pulled = None
     if call.copies is not None:
-        pulled = lane.submit(transport.pull, call.copies, mains, buffers.slots)
+        pulled = lane.submit("pull", transport.pull, call.copies, mains, buffers.slots)
         buffers.held = call.placement
     rows_TD = x_TD.to(call.compute_dtype)
     score_N = scores_TK.reshape(-1).to(wide(call.compute_dtype))
-    arrivals = [lane.submit(_dispatch, chunk, rows_TD, score_N) for chunk in call.chunks]
+    arrivals = [
+        lane.submit(f"dispatch c{i}", _dispatch, chunk, rows_TD, score_N)
+        for i, chunk in enumerate(call.chunks, 1)
+    ]
 
     routes, saved, returns = [], [], []
-    for arrival in arrivals:
+    for i, arrival in enumerate(arrivals, 1):
         route, arrived, x_MD, score_M = arrival.result()
         outputs, hidden = [], []
-        for rows, rows_X, experts in _parts(route, mains, call.copies and buffers.slots):
-            if experts is buffers.slots:
-                pulled.result()
-            y_MD, h1_MF, h3_MF = experts_forward(x_MD[rows], score_M[rows], rows_X, experts)
-            outputs.append(y_MD)
-            hidden += [h1_MF, h3_MF]
-        returns.append(lane.submit(rows_back, route, _joined(outputs), transport))
+        with record_function(f"experts c{i}"):
+            for rows, rows_X, experts in _parts(route, mains, call.copies and buffers.slots):
+                if experts is buffers.slots:
+                    pulled.result()
+                y_MD, h1_MF, h3_MF = experts_forward(x_MD[rows], score_M[rows], rows_X, experts)
+                outputs.append(y_MD)
+                hidden += [h1_MF, h3_MF]
+        y_MD = _joined(outputs)
+        returns.append(lane.submit(f"combine c{i}", rows_back, route, y_MD, transport))
         routes.append(route)
         saved.append((arrived, score_M, *hidden))
     rows = _joined([pending.result() for pending in returns])
@@ -120,38 +126,44 @@ def _backward(grad_TD: Tensor, weights: Experts, routes: list[Route], saved: lis
         if buffers.held == call.placement:
             replicas, replica_grads = buffers.slots, buffers.staging
         else:
-            pulled = lane.submit(transport.pull, call.copies, mains, replicas)
+            pulled = lane.submit("pull again", transport.pull, call.copies, mains, replicas)
             buffers.held = None
     rows_TD = grad_TD.to(call.compute_dtype)
     arrivals = [
-        lane.submit(_dispatch_grads, route, rows_TD, chunk[0], transport)
-        for route, chunk in zip(routes, saved)
+        lane.submit(f"dispatch c{i}", _dispatch_grads, route, rows_TD, chunk[0], transport)
+        for i, (route, chunk) in enumerate(zip(routes, saved), 1)
     ]
 
     returns, totals = [], {}
-    for route, (_, score_M, *hidden), arrival in zip(routes, saved, arrivals):
+    for i, (route, chunk, arrival) in enumerate(zip(routes, saved, arrivals), 1):
+        _, score_M, *hidden = chunk
         grad_MD, x_MD = arrival.result()
         parts = _parts(route, mains, call.copies and replicas)
         dgrads = []
-        for i, (rows, rows_X, experts) in enumerate(parts):
-            if experts is replicas and pulled is not None:
-                pulled.result()
-            h1_MF, h3_MF = hidden[2 * i : 2 * i + 2]
-            dgrads.append(
-                experts_dgrad(grad_MD[rows], score_M[rows], h1_MF, h3_MF, rows_X, experts)
+        with record_function(f"Dgrad c{i}"):
+            for (rows, rows_X, experts), h1_MF, h3_MF in zip(parts, hidden[::2], hidden[1::2]):
+                if experts is replicas and pulled is not None:
+                    pulled.result()
+                dgrads.append(
+                    experts_dgrad(grad_MD[rows], score_M[rows], h1_MF, h3_MF, rows_X, experts)
+                )
+            grad_x_MD = _joined([grad_x for grad_x, _, _ in dgrads])
+            grad_score_M = _joined([grad_score for _, grad_score, _ in dgrads])
+        returns.append(
+            lane.submit(
+                f"combine c{i}", rows_and_values_back, route, grad_x_MD, grad_score_M, transport
             )
-        grad_x_MD = _joined([grad_x for grad_x, _, _ in dgrads])
-        grad_score_M = _joined([grad_score for _, grad_score, _ in dgrads])
-        returns.append(lane.submit(rows_and_values_back, route, grad_x_MD, grad_score_M, transport))
-        for i, (rows, rows_X, _) in enumerate(parts):
-            grads = experts_wgrad(x_MD[rows], grad_MD[rows], dgrads[i][2], rows_X)
-            totals[i] = _added(totals.get(i), grads)
+        )
+        with record_function(f"Wgrad c{i}"):
+            for part, ((rows, rows_X, _), (_, _, left)) in enumerate(zip(parts, dgrads)):
+                grads = experts_wgrad(x_MD[rows], grad_MD[rows], left, rows_X)
+                totals[part] = _added(totals.get(part), grads)
 
     pushed = None
     if call.copies is not None:
         for buffer, total in zip(replica_grads, totals[1]):
             buffer.copy_(total)
-        pushed = lane.submit(transport.push, call.copies, replica_grads, buffers.regions)
+        pushed = lane.submit("push", transport.push, call.copies, replica_grads, buffers.regions)
     rows, values = zip(*(pending.result() for pending in returns))
     grad_x_TD = first_take(routes).sums(_joined(rows))
     score_order_N = torch.cat([route.hops[0].order_A for route in routes])
