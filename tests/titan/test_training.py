@@ -1,5 +1,7 @@
 """Same loss whatever the planner and the layout; bit for bit when repeated or recomputed."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -25,12 +27,19 @@ LAYOUTS = {
         2,
         ["--parallelism.expert-parallel-degree", "2", "--parallelism.tensor-parallel-degree", "2"],
     ),
+    "HSDP2 x EP2": (
+        4,
+        ["--parallelism.expert-parallel-degree", "2", "--training.local-batch-size", "2",
+         "--parallelism.data-parallel-replicate-degree", "2"],
+    ),
     "EP2, 2 microbatches": (
         2,
         ["--parallelism.expert-parallel-degree", "2", "--training.local-batch-size", "2"],
     ),
 }  # fmt: skip
 TOPOEP = ["--topoep.planner", "topoep"]
+DEEP = ["--model.n-layers", "4"]  # two stages a rank
+INTERLEAVED = ["--parallelism.pipeline-parallel-schedule", "Interleaved1F1B"]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +113,38 @@ def test_auxiliary_loss_over_the_batch_is_the_same_on_any_ranks(run, layout):
     plain = run("EP1", "--topoep.planner", "none")
     assert bits(plain)[:1] == bits(one)[:1]
     assert losses(plain)[-1] != losses(one)[-1]  # it does train
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "dedup", "dedup-node"])
+def test_loss_is_that_of_one_process_however_tokens_travel(run, dispatcher):
+    reference = losses(run("EP1", "--topoep.planner", "none"))
+    steps = run("EP4", *TOPOEP, "--topoep.dispatcher", dispatcher, "--topoep.chunks", "2")
+    assert ((losses(steps) - reference).abs() / reference).max() < 1e-5
+    rows = [step["traffic"]["token_far_rows"] for step in steps]
+    plain = [step["traffic"]["token_far_rows"] for step in run("EP4", *TOPOEP)]
+    if dispatcher == "alltoall":
+        assert abs(sum(rows) - sum(plain)) < 0.01 * sum(plain)  # the same routing, or nearly
+    else:
+        assert sum(rows) < sum(plain)
+
+
+def test_interleaved_pipeline(run):
+    reference = losses(run("EP1", "--topoep.planner", "none", *DEEP))
+    settings = ["--topoep.dispatcher", "dedup", "--topoep.chunks", "2", "--topoep.verify-plan"]
+    trained = losses(run("PP2 x EP2", *TOPOEP, *DEEP, *INTERLEAVED, *settings))
+    assert ((trained - reference).abs() / reference).max() < 1e-5
+
+
+def test_resume_at_another_expert_parallel_degree(run, tmp_path):
+    """The second half of EP2's run, again from its checkpoint at EP4 with other settings."""
+    checkpoint = ["--checkpoint.enable", "--checkpoint.interval", "10", "--checkpoint.folder"]
+    settings = [*TOPOEP, *checkpoint, str(tmp_path / "checkpoint")]
+    unbroken = run("EP2", *settings)
+    shutil.rmtree(tmp_path / "checkpoint" / "step-20")
+    resumed = run("EP4", *settings, "--topoep.dispatcher", "dedup-node", "--topoep.chunks", "2")
+    assert [step["step"] for step in resumed] == list(range(11, 21))
+    for one, other in zip(unbroken[10:], resumed):
+        assert abs(one["loss"] - other["loss"]) < 1e-5 * one["loss"]
 
 
 def test_replicas_are_used_and_level_the_load(run):

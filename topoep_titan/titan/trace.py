@@ -18,12 +18,15 @@ from torchtitan.tools.utils import device_type
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 
 
-def write_trace(model_parts: list[nn.Module], folder: Path, step: int) -> None:
-    """Write what the layers traced during ``step``; collective over all ranks.
+def write_trace(
+    model_parts: list[nn.Module], folder: Path, step: int, *, microbatches: int
+) -> None:
+    """Write what the layers traced in the ``microbatches`` of ``step``; collective over all ranks.
 
-    Rank 0 receives the ids of the contributing ranks, each once, and writes them.
+    Rank 0 receives the ids of the contributing ranks, each once, and writes them. A pipeline stage
+    learns its shapes from a run of its own before the first microbatch: left out.
     """
-    layers = _drain(model_parts)
+    layers = _drain(model_parts, microbatches)
     table = {number: (ranks, [tuple(t.shape) for t in traced]) for number, ranks, traced in layers}
     tables: list[dict] = [{}] * dist.get_world_size()
     dist.all_gather_object(tables, table)
@@ -50,7 +53,7 @@ def write_trace(model_parts: list[nn.Module], folder: Path, step: int) -> None:
         temporary.replace(path)
 
 
-def _drain(model_parts: list[nn.Module]) -> list[tuple[int, list[int], list[Tensor]]]:
+def _drain(model_parts: list[nn.Module], last: int) -> list[tuple[int, list[int], list[Tensor]]]:
     """(layer number, global ranks of its expert-parallel group, traced ids) of each layer here."""
     layers = []
     for part in model_parts:
@@ -62,7 +65,7 @@ def _drain(model_parts: list[nn.Module]) -> list[tuple[int, list[int], list[Tens
                     if module.group is not None
                     else [dist.get_rank()]
                 )
-                layers.append((number, ranks, module.trace))
+                layers.append((number, ranks, module.trace[-last:]))
                 module.trace = []
     return layers
 

@@ -47,7 +47,12 @@ class TopoEPTrainer(Trainer):
         self.metrics_processor.begin_step()
         super().train_step(data_iterator)
         if self.config.topoep.record_trace:
-            write_trace(self.model_parts, Path(self.config.dump_folder), self.step)
+            microbatches = self.gradient_accumulation_steps
+            if self.parallel_dims.pp_enabled:
+                size = self.config.parallelism.pipeline_parallel_microbatch_size
+                microbatches *= self.config.training.local_batch_size // size
+            folder = Path(self.config.dump_folder)
+            write_trace(self.model_parts, folder, self.step, microbatches=microbatches)
 
     def write_result(self) -> None:
         """``result.json`` of the finished run, by the rank that writes metrics."""
