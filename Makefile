@@ -64,6 +64,9 @@ reproduce-qwen: demo-data  ## train Qwen3 under each of PLANNERS and write the r
 bench-planner: $(STAMP)  ## quality and planning time of every planner, as a table
 	$(BIN)/topoep bench-planner $(ARGS)
 
+bench-exec: $(STAMP)  ## speed-ups of planners and dispatchers on an emulated cluster (root only)
+	$(BIN)/python -m recipes.bench_exec $(ARGS)
+
 tensorboard: $(STAMP)  ## show all runs in outputs/
 	$(BIN)/tensorboard --logdir outputs --bind_all
 
@@ -72,5 +75,5 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 .PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm
-.PHONY: reproduce-deepseek bench-planner tensorboard clean
+.PHONY: reproduce-deepseek bench-planner bench-exec tensorboard clean
 .DEFAULT_GOAL := help

@@ -192,7 +192,7 @@ class PlanMetrics(MetricsProcessor):
             for name, module in part.named_modules():
                 if isinstance(module, ReplicatedRoutedExperts):
                     layer = int(re.search(r"layers\.(\d+)\.", name).group(1))
-                    if module.engine.transport.rank == 0:
+                    if module.transport.rank == 0:
                         for record in module.records:
                             totals[layer] += _values(module, record)
                     module.records.clear()

@@ -17,7 +17,7 @@ from topoep_titan.cluster import Cluster, ModelDims, load_cluster
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
-from topoep_titan.execution.transport import CollectiveTransport
+from topoep_titan.execution.transport import CollectiveTransport, Transport
 from topoep_titan.planning import planner_named
 from topoep_titan.planning.plan import contiguous_mains
 
@@ -82,6 +82,10 @@ class ReplicatedRoutedExperts(RoutedExperts):
         if engine is None:
             engine = _ENGINES[key] = self._make_engine()
         return engine
+
+    @property
+    def transport(self) -> Transport:
+        return self.engine.transport
 
     def _make_engine(self) -> Engine:
         config, ranks = self.config, self.cluster.ranks
