@@ -51,8 +51,11 @@ def run_ranks(emulation: Emulation, command: list[str], logs: Path, timeout: flo
 
     Raises RuntimeError with the end of the log of a rank that failed. Tears everything down.
     """
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, lambda number, _: sys.exit(128 + number))
+    # Signals are noted and obeyed while waiting: one that struck between starting a process and
+    # noting it would leave the process behind.
+    caught: list[int] = []
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = [signal.signal(name, lambda number, _: caught.append(number)) for name in signals]
     world = emulation.nodes * emulation.ranks_per_node
     processes, groups = [], []
     try:
@@ -67,7 +70,7 @@ def run_ranks(emulation: Emulation, command: list[str], logs: Path, timeout: flo
             groups.append(_cgroup(rank, emulation.quota))
             ranks.append(_start_rank(rank, emulation, nodes, groups[-1], command, logs))
             processes.append(ranks[-1])
-        _wait(ranks, logs, time.monotonic() + timeout)
+        _wait(ranks, logs, time.monotonic() + timeout, caught)
     finally:
         for process in processes:
             process.kill()
@@ -75,10 +78,14 @@ def run_ranks(emulation: Emulation, command: list[str], logs: Path, timeout: flo
             process.wait()
         for group in groups:
             group.rmdir()
+        for name, handler in zip(signals, former):
+            signal.signal(name, handler)
 
 
-def _wait(ranks: list[subprocess.Popen], logs: Path, deadline: float) -> None:
+def _wait(ranks: list[subprocess.Popen], logs: Path, deadline: float, caught: list[int]) -> None:
     while any(rank.poll() is None for rank in ranks):
+        if caught:
+            sys.exit(128 + caught[0])
         failed = [i for i, rank in enumerate(ranks) if rank.poll()]
         if failed or time.monotonic() > deadline:
             break

@@ -42,7 +42,7 @@ def test_nothing_is_left_of_an_interrupted_run():
         {"seeds": [0], "rounds": 1000, "router_skew": 0, "chunks": 1,
          "modes": [["none", "alltoall"]]}
     ) + ")"  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     deadline = time.monotonic() + 60
     world = CLUSTER.nodes * CLUSTER.ranks_per_node
     while len(leftovers()) < world or not all(pids_in(group) for group in leftovers()):

@@ -8,6 +8,7 @@ they leave a layer, so that no other collective of the group can overtake. Names
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +25,13 @@ class Pending:
 
 
 class ThreadLane:
-    """Runs calls one after the other on a thread of its own (CPU)."""
+    """Runs calls one after the other on a thread of its own (CPU), which ends with the lane."""
 
     def __init__(self):
         self.calls: queue.SimpleQueue = queue.SimpleQueue()
         # A daemon: a collective that waits for a dead rank must not keep the process alive.
-        threading.Thread(target=self._work, name="topoep-lane", daemon=True).start()
+        threading.Thread(target=_work, args=(self.calls,), name="topoep-lane", daemon=True).start()
+        weakref.finalize(self, self.calls.put, None)
 
     def submit(self, name: str, call: Callable, *arguments: Any) -> Pending:
         done, outcome = threading.Event(), []
@@ -43,18 +45,6 @@ class ThreadLane:
             return value
 
         return Pending(result)
-
-    def _work(self) -> None:
-        torch.set_grad_enabled(False)  # per thread; gradients are written by hand
-        while True:
-            name, call, arguments, done, outcome = self.calls.get()
-            with record_function(name):
-                try:
-                    outcome[:] = call(*arguments), None
-                except BaseException as error:
-                    outcome[:] = None, error
-            del call, arguments
-            done.set()
 
 
 class StreamLane:
@@ -81,6 +71,19 @@ class StreamLane:
 
 def make_lane(device: torch.device) -> ThreadLane | StreamLane:
     return StreamLane(device) if device.type == "cuda" else ThreadLane()
+
+
+def _work(calls: queue.SimpleQueue) -> None:
+    torch.set_grad_enabled(False)  # per thread; gradients are written by hand
+    while (item := calls.get()) is not None:
+        name, call, arguments, done, outcome = item
+        with record_function(name):
+            try:
+                outcome[:] = call(*arguments), None
+            except BaseException as error:
+                outcome[:] = None, error
+        done.set()
+        del item, call, arguments, outcome  # or their tensors would live until the next call
 
 
 def _record(values: Any, stream: "torch.cuda.Stream") -> None:

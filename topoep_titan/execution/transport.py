@@ -152,18 +152,28 @@ class CollectiveTransport:
         self._copy("gradient", sends, receives)
 
     def _copy(self, kind: Kind, sends: list, receives: list) -> None:
-        """Point to point, straight from and to the buffers. Per pair, both sides list their
-        tensors in the same order."""
+        """Point to point, straight from and to the buffers. Both sides of a pair list their tensors
+        in the same order, and number them so."""
         for tensor, peer in sends:
             self.traffic.count(kind, [int(r == peer) for r in range(self.ranks)], tensor.nbytes)
         operations = [
-            dist.P2POp(operation, tensor, group=self.group, group_peer=peer)
+            dist.P2POp(operation, tensor, group=self.group, tag=tag, group_peer=peer)
             for operation, pairs in ((dist.isend, sends), (dist.irecv, receives))
-            for tensor, peer in pairs
+            for tag, (tensor, peer) in _numbered(pairs)
         ]
         if operations:
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
+
+
+def _numbered(pairs: list[tuple[Tensor, int]]) -> list[tuple[int, tuple[Tensor, int]]]:
+    """Each (tensor, peer) with its number among those of the same peer."""
+    seen: dict[int, int] = {}
+    numbered = []
+    for pair in pairs:
+        seen[pair[1]] = seen.get(pair[1], -1) + 1
+        numbered.append((seen[pair[1]], pair))
+    return numbered
 
 
 def bytes_of_row(rows: Tensor) -> int:
