@@ -16,6 +16,7 @@ from topoep_titan.models.hf_config import read_hf_config
 from topoep_titan.models.hf_files import HFCheckpoint, match, open_checkpoint
 from topoep_titan.models.hf_names import Place
 from topoep_titan.models.router import BalancedRouter
+from topoep_titan.titan.config import TopoEPConfig, expert_settings
 from topoep_titan.titan.routed_experts import replicated
 
 
@@ -68,17 +69,12 @@ def record_routing(model: nn.Module) -> Iterator[dict[int, tuple[Tensor, Tensor]
 def _build(fields: ModelConfig, dtype: torch.dtype) -> nn.Module:
     """On the meta device but for its buffers (rotary cache, selection bias)."""
     config = fields.build_spec(fields.MODEL_TYPE).model
+    expert_dtype = str(dtype).removeprefix("torch.")
+    experts = expert_settings(TopoEPConfig(planner="none", expert_dtype=expert_dtype))
     for layer in config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
         if layer.moe is not None:
-            layer.moe.routed_experts = replicated(
-                layer.moe.routed_experts,
-                planner="none",
-                replica_slots=0,
-                cluster="cpu_local",
-                ranks_per_node=1,
-                expert_dtype=str(dtype).removeprefix("torch."),
-            )
+            layer.moe.routed_experts = replicated(layer.moe.routed_experts, **experts)
     with torch.device("meta"):
         model = config.build()
     for module in model.modules():

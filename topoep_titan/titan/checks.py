@@ -12,8 +12,7 @@ from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
-from topoep_titan.titan.config import TopoEPConfig
-from topoep_titan.titan.job import cluster_name
+from topoep_titan.titan.config import TopoEPConfig, cluster_name
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed

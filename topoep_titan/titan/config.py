@@ -1,9 +1,11 @@
 """The tables of a recipe that are ours: ``[topoep]`` and a flat ``[optimizer]``."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchtitan.components.optimizer import OptimizersContainer, default_adamw
+
+from topoep_titan.titan.device import local_ranks, on_cpu
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,6 +51,28 @@ class TopoEPConfig:
 
     expert_dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16"
     """Compute dtype of the experts; replicas travel in it."""
+
+
+def expert_settings(topoep: TopoEPConfig) -> dict[str, Any]:
+    """What ``routed_experts.replicated`` takes of the table."""
+    return {
+        "planner": topoep.planner,
+        "replica_slots": topoep.replica_slots,
+        "cluster": cluster_name(topoep.cluster),
+        "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
+        "expert_dtype": topoep.expert_dtype,
+        "dispatcher": topoep.dispatcher,
+        "chunks": topoep.chunks,
+        "balance_weight": topoep.balance_weight,
+        "record_trace": topoep.record_trace,
+        "verify_plan": topoep.verify_plan,
+    }
+
+
+def cluster_name(configured: str) -> str:
+    if configured != "auto":
+        return configured
+    return "cpu_local" if on_cpu() else "h800_4x8"
 
 
 class AdamW(OptimizersContainer):

@@ -15,9 +15,9 @@ from torchtitan.config.manager import ConfigManager, custom_registry
 
 from topoep_titan.errors import InputError
 from topoep_titan.models import MODELS
-from topoep_titan.titan.config import AdamW
+from topoep_titan.titan.config import AdamW, expert_settings
 from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
-from topoep_titan.titan.device import local_ranks, on_cpu
+from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.init import make_layout_invariant
 from topoep_titan.titan.merge import as_table, merge
 from topoep_titan.titan.metrics import PlanMetrics
@@ -72,18 +72,6 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
         skew_routers(spec.model, topoep.router_skew, seed=config.debug.seed or 0)
     dataloader = dataclasses.replace(config.dataloader, vocab_size=config.model.vocab_size)
     validation = dataclasses.replace(dataloader, split="validation")
-    experts = {
-        "planner": topoep.planner,
-        "replica_slots": topoep.replica_slots,
-        "cluster": cluster_name(topoep.cluster),
-        "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
-        "expert_dtype": topoep.expert_dtype,
-        "dispatcher": topoep.dispatcher,
-        "chunks": topoep.chunks,
-        "balance_weight": topoep.balance_weight,
-        "record_trace": topoep.record_trace,
-        "verify_plan": topoep.verify_plan,
-    }
     return dataclasses.replace(
         config,
         model_spec=spec,
@@ -96,16 +84,10 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
             config.override,
             imports=[
                 *config.override.imports,
-                ("topoep_titan.titan.routed_experts.replicated", experts),
+                ("topoep_titan.titan.routed_experts.replicated", expert_settings(topoep)),
             ],
         ),
     )
-
-
-def cluster_name(configured: str) -> str:
-    if configured != "auto":
-        return configured
-    return "cpu_local" if on_cpu() else "h800_4x8"
 
 
 def read_recipe(path: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
