@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from data.sources import Rejected
 
 LONGEST_LINE = 256 * 2**20  # bytes; a longer one is quarantined without being held
-PIECE = 2**20  # bytes read at a time
+PIECE = 2**16  # bytes read at a time: as much is lost of a zstd file before a broken place
 ROWS_A_BATCH = 256  # of parquet
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -1,11 +1,17 @@
 """Run independent tasks, here or in processes, and show how far they are."""
 
+import ctypes
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 
+from data.errors import DataError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EVERY = 10.0  # seconds between lines where the output is no terminal
 
 
@@ -24,16 +30,28 @@ def run_tasks(
             bar.add(size)
     else:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
+        pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _die_with_parent)
+        with pool:
             running = {pool.submit(function, *task): size for task, size in zip(tasks, sizes)}
             try:
                 for future in as_completed(running):
                     future.result()
                     bar.add(running[future])
+            except BrokenProcessPool:
+                raise DataError(
+                    f"{label}: a process died (out of memory?); run the same command with fewer "
+                    "--workers, it goes on where it stopped"
+                ) from None
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
     bar.close()
+
+
+def _die_with_parent() -> None:
+    """Or an orphan would still be writing when a killed run is started again."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Bar:

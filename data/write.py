@@ -33,7 +33,7 @@ class Written:
     eos_id: int
     documents: list[int]
     tokens: list[int]
-    cut: list[int]  # documents longer than MAX_IDS
+    cut: list[int]  # documents of MAX_IDS tokens or more
     bytes: list[int]  # of the texts, uncut
     lengths: list[list[int]]  # documents whose token count has i + 1 bits
 

@@ -5,9 +5,12 @@ import hashlib
 import json
 import random
 import tracemalloc
+import unicodedata
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.config import load_config
 from data.dedup import BYTES_A_ROW, ORDER, survivors
@@ -22,6 +25,12 @@ def test_digest_ignores_spaces_and_unicode_form_alone():
     assert digest_of("e\u0301\u3000x") == digest_of("\u00e9 x")
     assert digest_of("x\u00b2") != digest_of("x2")  # NFKC would merge formulas
     assert digest_of("ab") != digest_of("a b")
+
+
+@given(st.text(st.sampled_from([*map(chr, range(0x100)), *"\u1680\u2003\u2028\u3000é家"])))
+def test_digest_is_that_of_the_words(text):
+    words = " ".join(unicodedata.normalize("NFC", text).split())
+    assert digest_of(text) == hashlib.sha256(words.encode()).digest()[:16]
 
 
 def write_digests(folder, digests_of_inputs: list[list[bytes]]) -> list[str]:

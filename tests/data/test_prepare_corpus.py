@@ -1,6 +1,7 @@
 """From text files to a verified set: what is kept, what is dropped, and killed at every stage."""
 
 import errno
+import json
 import os
 import random
 import re
@@ -16,7 +17,9 @@ from tokenizers import Tokenizer
 from data import inspect, merge, prepare, verify
 from data.encode import EOS, MAX_IDS, decode, encode, load_encoder, train_tokenizer
 from data.errors import DataError
+from data.loader import ShardLoader
 from data.shards import open_shards, read_manifest
+from data.tasks import Bar, run_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -207,6 +210,20 @@ def test_processes_and_cluster_tasks_give_the_same_bytes(config, tmp_path, capsy
     assert prepare.main([*arguments, "--task", "2/2"]) == 2
 
 
+def test_best_fit_cuts_nothing_and_says_what_it_wastes(config, tmp_path):
+    text = config.read_text().replace("seq_len = 16", 'seq_len = 256\npacking = "best_fit"')
+    config.write_text(text.replace("shard_tokens = 400", "shard_tokens = 4_000"))
+    out = tmp_path / "out"
+    manifest = prepare.prepare(config, out)
+    verify.verify(out)
+    fill = json.loads((out / "statistics.json").read_text())["fill"]
+    assert 0.5 < fill < 1.0
+    loader = ShardLoader(out, "train", 1, 0, 1, 1, 256, infinite=False)
+    starts = sum(int((batch.positions_BL == 0).sum()) for batch in loader)
+    padding = sum(int((source_D < 0).sum()) for source_D in loader.shards.source)
+    assert starts == manifest.splits["train"]["documents"] + padding  # none continued
+
+
 def test_budget_stops_a_source(config, tmp_path):
     config.write_text(CONFIG.format(folder=tmp_path, tokens=500))
     manifest = prepare.prepare(config, tmp_path / "out")
@@ -264,3 +281,12 @@ def test_wrong_config(config, tmp_path, capsys, before, after, message):
     config.write_text(text.replace(before, after))
     assert prepare.main([str(config), "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_process_that_dies_is_named():
+    with pytest.raises(DataError, match=r"read: a process died .* fewer --workers"):
+        run_tasks("read", "MB", [(9,), (9,)], os._exit, [1.0, 1.0], workers=2)
+    bar = Bar("read", "MB", total=10.0, tasks=4)
+    bar.add(2.5)
+    line = bar.line(bar._began + 5.0)  # half a megabyte a second, 7.5 left
+    assert line == "read: 1/4 tasks, 2.5/10.0 MB, 0.5 MB/s, 0:15 left"

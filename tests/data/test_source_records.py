@@ -281,13 +281,18 @@ def test_starcoder_header_goes_and_placeholders_stay(read):
 
 
 def test_zstandard_lines(read):
+    rows = [{"text": f"document {i} {i * 7919 % 1000003}"} for i in range(20_000)]
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(lines({"text": "a"}, {"text": "b"}))
+        stream.write(lines(*rows))
     content = sink.getvalue().to_pybytes()
     name = "data/v3/train-0000-of-0136.zst"
     texts, _ = read("pes2o", {name: content}, source='variant = "v3"')
-    assert texts == [["a", "b"]]
+    assert texts[0] == [row["text"] for row in rows]
+    broken = {name: content[: len(content) // 2]}
+    texts, records = read("pes2o", broken, source='variant = "v3"')
+    assert 5_000 < len(texts[0]) < 15_000
+    assert records[0]["partial"].startswith("broken off behind line")
 
 
 @pytest.mark.parametrize(
