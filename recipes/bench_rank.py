@@ -9,6 +9,7 @@ a step is forward and backward through all layers, between two barriers. Rank 0 
 
 import json
 import math
+import resource
 import statistics
 import sys
 import time
@@ -102,6 +103,7 @@ class _Block:
             row["token_share"] /= statistics.median(row["seconds"])
         return {
             "seed": self.seed,
+            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # rank 0
             "modes": [dict(zip(("planner", "dispatcher"), m)) | row for m, row in rows.items()],
         }
 

@@ -115,17 +115,43 @@ def test_auxiliary_loss_over_the_batch_is_the_same_on_any_ranks(run, layout):
     assert losses(plain)[-1] != losses(one)[-1]  # it does train
 
 
-@pytest.mark.parametrize("dispatcher", ["alltoall", "dedup", "dedup-node"])
-def test_loss_is_that_of_one_process_however_tokens_travel(run, dispatcher):
+@pytest.mark.parametrize(
+    ("planner", "dispatcher"),
+    [
+        ("topoep", "dedup"), ("joint", "dedup-node"), ("eplb", "alltoall"),
+        ("fastermoe", "dedup-node"), ("flexmoe", "dedup"), ("ultraep", "alltoall"),
+        ("moonep", "dedup-node"),
+    ],
+)  # fmt: skip
+def test_loss_is_that_of_one_process_whatever_plans_and_dispatches(run, planner, dispatcher):
     reference = losses(run("EP1", "--topoep.planner", "none"))
-    steps = run("EP4", *TOPOEP, "--topoep.dispatcher", dispatcher, "--topoep.chunks", "2")
-    assert ((losses(steps) - reference).abs() / reference).max() < 1e-5
-    rows = [step["traffic"]["token_far_rows"] for step in steps]
-    plain = [step["traffic"]["token_far_rows"] for step in run("EP4", *TOPOEP)]
-    if dispatcher == "alltoall":
-        assert abs(sum(rows) - sum(plain)) < 0.01 * sum(plain)  # the same routing, or nearly
-    else:
-        assert sum(rows) < sum(plain)
+    settings = ["--topoep.planner", planner, "--topoep.dispatcher", dispatcher]
+    trained = losses(run("EP4", *settings, "--topoep.chunks", "2"))
+    assert ((trained - reference).abs() / reference).max() < 1e-5
+
+
+def test_drift_over_a_hundred_steps_is_that_of_another_layout(run):
+    """Near-ties of top-k flip sooner or later; then nothing is equal, only as different as EP2."""
+    none, many = ["--topoep.planner", "none"], ["--training.steps", "100"]
+    settings = ["--topoep.dispatcher", "dedup-node", "--topoep.chunks", "2"]
+    one, two, ours = (
+        torch.tensor([step["loss"] for step in steps], dtype=torch.float64)
+        for steps in (
+            run("EP1", *none, *many),
+            run("EP2", *none, *many),
+            run("EP4", *TOPOEP, *settings, *many),
+        )
+    )
+    assert len(ours) == 100
+    assert (ours - one).abs().max() < 10 * (two - one).abs().max()
+
+
+def test_deduplication_sends_fewer_rows(run):
+    def far_rows(dispatcher: str) -> int:
+        settings = [*TOPOEP, "--topoep.dispatcher", dispatcher, "--topoep.chunks", "2"]
+        return sum(step["traffic"]["token_far_rows"] for step in run("EP4", *settings))
+
+    assert far_rows("dedup") < sum(s["traffic"]["token_far_rows"] for s in run("EP4", *TOPOEP))
 
 
 def test_interleaved_pipeline(run):

@@ -16,6 +16,7 @@ of each (source, slot) interval of n assignments (alltoall), or tokens [0, ceil(
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,25 +73,26 @@ def _alltoall_chunks(
             output_size=sum(receive),
         )
         arrival_M = torch.argsort(slot_M, stable=True)  # (source, slot) to (slot, source)
+        hop = Hop(Take(order_A // top_k, len(slot_TK)), send, receive, order_A, send, receive)
         route = Route(
-            hops=(
-                Hop(Take(order_A // top_k, len(slot_TK)), send, receive, order_A, send, receive),
-            ),
+            hops=(hop,),
             expand=Take(arrival_M, sum(receive)),
             order_M=arrival_M,
             rows_P=arriving_RP.sum(0).tolist(),
         )
-
-        def dispatch(x_TD: Tensor, score_N: Tensor, route: Route = route):
-            (hop,) = route.hops
-            rows, scores = transport.exchange(
-                Parcel("token", hop.take.rows(x_TD), hop.send, hop.receive),
-                Parcel("metadata", score_N[hop.order_A], hop.send, hop.receive),
-            )
-            return route, rows, scores[route.order_M]
-
-        calls.append(dispatch)
+        calls.append(partial(_alltoall_dispatch, route, transport))
     return calls
+
+
+def _alltoall_dispatch(
+    route: Route, transport: Transport, x_TD: Tensor, score_N: Tensor
+) -> tuple[Route, Tensor, Tensor]:
+    (hop,) = route.hops
+    rows, scores = transport.exchange(
+        Parcel("token", hop.take.rows(x_TD), hop.send, hop.receive),
+        Parcel("metadata", score_N[hop.order_A], hop.send, hop.receive),
+    )
+    return route, rows, scores[route.order_M]
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class _Splits:
 def _dedup_chunks(
     dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
 ) -> list[Dispatch]:
-    tokens, top_k = slot_TK.shape
+    tokens = len(slot_TK)
     ranks, per_node = transport.ranks, transport.ranks_per_node
     slots = plan.expert_G.numel() // ranks  # P
     middle = (tokens + 1) // 2
@@ -128,32 +130,46 @@ def _dedup_chunks(
         transport,
     )
 
-    def call(chunk: int) -> Dispatch:
-        begin, end = ranges[chunk]
-        counts_RX = [counts_CX[chunk] for counts_CX in counts_RCX]
-        hops, rows_P = _splits(dispatcher, counts_RX, transport, slots)
+    def counts_of(chunk: int) -> list[list[int]]:
+        return [counts_CX[chunk] for counts_CX in counts_RCX]
 
-        def dispatch(x_TD: Tensor, score_N: Tensor):
-            flat_A = torch.arange(begin * top_k, end * top_k, device=x_TD.device)
-            station = _Station(x_TD, flat_A // top_k, slot_TK.reshape(-1)[flat_A], score_N[flat_A])
-            taken = []
-            for number, splits in enumerate(hops):
-                relayed = len(hops) == 2 and number == 0
-                rank_A = station.slot_A // slots
-                if relayed:  # to the rank of the same local index in the slot's node
-                    rank_A = rank_A // per_node * per_node + transport.rank % per_node
-                hop, station = _dedup_hop(station, rank_A, splits, transport)
-                taken.append(hop)
-            # The first hop's assignments are counted from the chunk's first token so far.
-            taken[0] = replace(taken[0], order_A=taken[0].order_A + begin * top_k)
-            order_M = torch.argsort(station.slot_A, stable=True)
-            expand = Take(station.row_A[order_M], len(station.rows_ND))
-            route = Route(tuple(taken), expand, order_M, rows_P)
-            return route, station.rows_ND, station.score_A[order_M]
+    return [
+        partial(
+            _dedup_dispatch, *_splits(dispatcher, counts_of(i), transport, slots), slot_TK,
+            tokens, transport,
+        )
+        for i, tokens in enumerate(ranges)
+    ]  # fmt: skip
 
-        return dispatch
 
-    return [call(chunk) for chunk in range(chunks)]
+def _dedup_dispatch(
+    hops: list[_Splits],
+    rows_P: list[int],
+    slot_TK: Tensor,
+    tokens: tuple[int, int],
+    transport: Transport,
+    x_TD: Tensor,
+    score_N: Tensor,
+) -> tuple[Route, Tensor, Tensor]:
+    """Dispatch tokens [begin, end) over one hop, or over two with a relay between them."""
+    top_k, slots = slot_TK.shape[1], len(rows_P)
+    first, last = (top_k * token for token in tokens)
+    flat_A = torch.arange(first, last, device=x_TD.device)
+    station = _Station(x_TD, flat_A // top_k, slot_TK.reshape(-1)[flat_A], score_N[flat_A])
+    taken = []
+    for splits in hops:
+        rank_A = station.slot_A // slots
+        if splits is not hops[-1]:  # to the relay: same local index, in the slot's node
+            per_node = transport.ranks_per_node
+            rank_A = rank_A // per_node * per_node + transport.rank % per_node
+        hop, station = _dedup_hop(station, rank_A, splits, transport)
+        taken.append(hop)
+    # The first hop's assignments are counted from the chunk's first so far.
+    taken[0] = replace(taken[0], order_A=taken[0].order_A + first)
+    order_M = torch.argsort(station.slot_A, stable=True)
+    expand = Take(station.row_A[order_M], len(station.rows_ND))
+    route = Route(tuple(taken), expand, order_M, rows_P)
+    return route, station.rows_ND, station.score_A[order_M]
 
 
 def _counts(slot_TK: Tensor, ranks: int, slots: int, per_node: int) -> Tensor:
