@@ -68,7 +68,7 @@ bench-exec: $(STAMP)  ## speed-ups of planners and dispatchers on an emulated cl
 	$(BIN)/python -m recipes.bench_exec $(ARGS)
 
 tensorboard: $(STAMP)  ## show all runs in outputs/
-	$(BIN)/tensorboard --logdir outputs --bind_all
+	$(BIN)/tensorboard --logdir outputs
 
 clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

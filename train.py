@@ -20,7 +20,7 @@ from torchtitan.tools.logging import init_logger, logger
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
-from topoep_titan.titan.run_folder import RESULT, open_run, run_state
+from topoep_titan.titan.run_folder import RESULT, open_run, run_folder, run_state
 
 STATES = {
     "new": "will be made",
@@ -39,7 +39,7 @@ def main() -> int:
     first = os.environ.get("RANK", "0") == "0"
     try:
         config = load_job(options.recipe, arguments)
-        folder = Path(config.dump_folder) / (options.name or config.recipe)
+        folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
         table = resolved_table(config)
         world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
         check_job(config, world, verify_data=first)
@@ -74,6 +74,8 @@ def train(config) -> None:
     try:
         trainer.train()
         trainer.write_result()
+        folder = config.dump_folder
+        logger.info(f"Result: {folder}/result.json; a page of it: topoep report {folder}")
     finally:
         trainer.close()
         if dist.is_initialized():

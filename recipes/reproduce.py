@@ -12,6 +12,7 @@ one goes on. The report is outputs/NAME/report.html (and .md), its numbers resul
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,9 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--name", required=True, help="outputs/NAME")
     parser.add_argument("--nproc", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--planners", nargs="+", default=["none", "topoep"])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--planners", nargs="+", default=["none", "topoep", "joint"])
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through finally
     try:
         for planner in options.planners:
             planner_named(planner)
@@ -45,18 +47,22 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{options.recipe} sets topoep.router_skew: losses under synthetic routing mean "
                 "nothing; reproduce with a recipe of natural routing"
             )
-        command = f"make {options.name} NPROC={options.nproc} STEPS={options.steps}"
+        command = ["python", "-m", "recipes.reproduce", options.recipe, "--name", options.name]
+        command += ["--nproc", options.nproc, "--steps", options.steps, "--planners"]
         page = write_report(
             results,
             OUTPUTS / options.name,
             title=f"{options.name}: {' against '.join(options.planners)}",
-            command=f'{command} PLANNERS="{" ".join(options.planners)}"',
+            command=shlex.join(map(str, command + options.planners)),
         )
     except InputError as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
     except subprocess.CalledProcessError as error:
-        return 2 if error.returncode == 2 else 1
+        if error.returncode != 2:
+            return 1
+        print(f"(to start anew: rm -r {OUTPUTS / options.name})", file=sys.stderr)
+        return 2
     print(f"report: {page}\nnumbers: {page.with_name('results.json')}")
     return 0
 

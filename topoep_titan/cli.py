@@ -18,7 +18,7 @@ from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
 from topoep_titan.errors import InputError
-from topoep_titan.planning import PLANNERS, check_load, planner_named
+from topoep_titan.planning import PLANNERS, check_load, check_plan, planner_named
 from topoep_titan.planning.bench import (
     CELLS,
     DEFAULT_CELLS,
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="outputs/NAME of a run")
-    command.add_argument("--out", type=Path, default=Path("outputs/report"))
+    command.add_argument(
+        "--out", type=Path, default=Path("outputs/report"), help="folder (default: %(default)s)"
+    )
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -127,6 +129,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             replica_slots=arguments.replica_slots,
         )
     )  # fmt: skip
+    check_plan(plan, load_RE, main_E, arguments.replica_slots)  # a planner of yours may break a law
     quality = plan_quality(plan, main_E=main_E, cluster=cluster, model_dims=dims)
     report = {
         "planner": arguments.planner,

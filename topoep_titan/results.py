@@ -48,6 +48,7 @@ class RunResult:
     routing: str  # "natural" or "skew -4"
     ranks: int
     steps: list[dict[str, Any]]  # STEP_KEYS each
+    name: str = ""  # of the run: its folder under outputs/
     validation: list[dict[str, float]] = field(default_factory=list)  # {step, loss}
     modelled_us: dict[str, float] | None = None  # compute, token, replica, plan, total
     measured_us: dict[str, float] | None = None

@@ -19,7 +19,7 @@ from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
 from topoep_titan.execution.transport import Transport
-from topoep_titan.planning.plan import Plan
+from topoep_titan.planning.plan import Plan, check_plan
 
 
 class PlanMismatchError(RuntimeError):
@@ -65,7 +65,8 @@ def run_layer(
     ``counts_E``: this rank's assignments per expert. ``weights``: w1 (e, F, D), w2 (e, D, F) and
     w3 (e, F, D) of this rank's mains in ascending logical id. ``layer`` tells layers apart.
     Returns (T, D) in the dtype of ``x_TD``, differentiable in x, scores and weights.
-    Raises PlanMismatchError (with ``verify_plan``) on every rank of the group when plans differ.
+    Raises PlanError when the first plan of a run (with ``verify_plan`` any plan) breaks a law, and
+    PlanMismatchError (with ``verify_plan``) on every rank of the group when plans differ.
     """
     transport = engine.transport
     load_RE = transport.gather(counts_E)
@@ -74,6 +75,8 @@ def run_layer(
     started = time.perf_counter()
     plan = engine.planner(load_RE)
     plan_seconds = time.perf_counter() - started
+    if engine.verify_plan or engine.buffers is None:  # at least the first plan of a run
+        check_plan(plan, load_RE, engine.main_E, engine.replica_slots)
     if engine.verify_plan:
         check_same_plan(plan, transport, x_TD.device)
     if engine.buffers is None:

@@ -110,7 +110,7 @@ def _summary(group: Group) -> str:
     conditions = "; ".join(part for part in made_on if part) or "unknown hardware"
     others = [run for run in group.runs if run is not group.baseline]
     sentences = [_sentence(group, run) for run in others or group.runs]
-    return " ".join([f"`{group.recipe}`, {group.setting} on: {conditions}.", *sentences])
+    return " ".join([f"`{group.recipe}`, {group.setting}.", *sentences, f"On: {conditions}."])
 
 
 def _sentence(group: Group, run: Run) -> str:
@@ -157,6 +157,13 @@ def _notes(group: Group) -> list[str]:
                 f"The loss of `{run.label}` is not finite on "
                 f"{_steps(run.summary.non_finite_losses)}, left out of every number and curve."
             )
+    first = group.runs[0].result
+    per_node = first.config.get("topoep", {}).get("ranks_per_node")
+    if first.hardware.get("machines") == 1 and per_node and per_node < first.ranks:
+        notes.append(
+            f"Nodes are emulated: all {first.ranks} ranks run on one machine, {per_node} to a "
+            "node, so what crosses nodes is counted, and costs no more than what does not."
+        )
     if group.routing != "natural" and group.baseline and len(group.runs) > 1:
         notes.append(
             "Routing is synthetic and the router gets no gradient, so training losses are not "

@@ -79,16 +79,22 @@ def group_runs(results: list[RunResult]) -> list[Group]:
     """Raises InputError for no results and for a run without steps."""
     if not results:
         raise InputError("no results to report; give at least one run")
-    alike: dict[tuple, list[RunResult]] = {}
+    alike: dict[tuple, list[RunResult]] = {}  # recipes that build on the same base are compared
     for result in results:
         if not result.steps:
             raise InputError(
                 f"the {result.planner!r} run of {result.recipe} has no steps; "
                 "leave it out, or let it train"
             )
-        key = (result.kind, result.recipe, result.routing, result.ranks)
+        base = result.config.get("base", result.recipe)
+        key = (result.kind, base, result.routing, result.ranks)
         alike.setdefault(key, []).append(result)
-    return [Group(*key, _compared(members)) for key, members in alike.items()]
+    groups = []
+    for (kind, base, routing, ranks), members in alike.items():
+        recipes = {member.recipe for member in members}
+        recipe = recipes.pop() if len(recipes) == 1 else base
+        groups.append(Group(kind, recipe, routing, ranks, _compared(members)))
+    return groups
 
 
 def number(value: Any) -> float | None:
@@ -133,10 +139,10 @@ def _compared(results: list[RunResult]) -> list[Run]:
 
 
 def _labels(results: list[RunResult]) -> list[str]:
-    """The planner; with the dispatcher, then a number, where that is not unique."""
+    """The planner; with the run's name (or dispatcher), then a number, where it is not unique."""
     names = [result.planner for result in results]
     full = [
-        name if names.count(name) == 1 else f"{name} ({result.dispatcher})"
+        name if names.count(name) == 1 else f"{name} ({result.name or result.dispatcher})"
         for name, result in zip(names, results)
     ]
     return [

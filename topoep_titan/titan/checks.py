@@ -36,6 +36,11 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
     load_cluster(cluster_name(topoep.cluster))
     if topoep.replica_slots < 0:
         raise InputError(f"topoep.replica_slots is {topoep.replica_slots}; give 0 or more")
+    if topoep.replica_slots > config.model.num_experts:
+        raise InputError(
+            f"topoep.replica_slots is {topoep.replica_slots}; more than the model's "
+            f"{config.model.num_experts} experts are never used"
+        )
     if topoep.ranks_per_node is not None and topoep.ranks_per_node < 1:
         raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
     if topoep.balance_weight is not None and topoep.balance_weight < 0:
@@ -100,6 +105,9 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"parallelism.context_parallel_degree is {parallelism.context_parallel_degree}; "
             "context parallelism is not supported yet, set it to 1"
         )
+    for name in ("steps", "local_batch_size", "seq_len"):
+        if getattr(training, name) < 1:
+            raise InputError(f"training.{name} is {getattr(training, name)}; give at least 1")
     degrees = {"tensor": tp, "pipeline": pp, "data_parallel_replicate": replicate, "expert": ep}
     for name, degree in degrees.items():
         if degree < 1:
@@ -184,4 +192,5 @@ def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
         if verify_data and size <= VERIFY_LIMIT:
             verify(folder)
     except DataError as error:
-        raise InputError(f"dataloader.dataset_path: {error}") from None
+        remedy = " (or: make demo-data)" if folder == Path("outputs/data/demo") else ""
+        raise InputError(f"dataloader.dataset_path: {error}{remedy}") from None

@@ -12,6 +12,14 @@ from topoep_titan.results import write_atomically
 CONFIG, RESULT = "config.toml", "result.json"
 
 
+def run_folder(outputs: Path, name: str) -> Path:
+    """``outputs/name``. Raises InputError for a name that leaves ``outputs``."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts:
+        raise InputError(f"the name of a run is {name!r}; give a relative one without '..'")
+    return outputs / name
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     return tomli.loads((folder / CONFIG).read_text())
 

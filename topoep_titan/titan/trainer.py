@@ -10,6 +10,7 @@ from topoep_titan.models.family import ModelConfig
 from topoep_titan.models.router import connect_routers
 from topoep_titan.results import RunResult, provenance, write_result
 from topoep_titan.titan.config import TopoEPConfig
+from topoep_titan.titan.device import local_ranks
 from topoep_titan.titan.run_folder import RESULT, read_config
 from topoep_titan.titan.trace import write_trace
 
@@ -62,6 +63,8 @@ class TopoEPTrainer(Trainer):
         modelled = [step.pop("modelled_us") for step in steps]
         skew = self.config.topoep.router_skew
         folder = Path(self.config.dump_folder)
+        origin = provenance()
+        machines = self.parallel_dims.world_size // (local_ranks() or 1)
         write_result(
             RunResult(
                 kind="measured",
@@ -71,6 +74,7 @@ class TopoEPTrainer(Trainer):
                 routing="natural" if skew is None else f"skew {skew:g}",
                 ranks=self.parallel_dims.world_size,
                 steps=steps,
+                name=folder.name,
                 validation=[
                     {"step": record["step"], "loss": record["validation_loss"]}
                     for record in validation
@@ -83,7 +87,7 @@ class TopoEPTrainer(Trainer):
                     "plan": statistics.median(step["plan_us"] for step in steps),
                 },
                 config=read_config(folder),
-                **provenance(),
+                **origin | {"hardware": origin["hardware"] | {"machines": machines}},
             ),
             folder / RESULT,
         )
