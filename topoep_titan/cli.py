@@ -38,6 +38,11 @@ MOST_PLAN_COUNTS = 2**28  # ranks x slots of assignments_RG: 1 GiB
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["convert"]:  # has a parser of its own, and alone here needs torchtitan
+        from topoep_titan.titan.convert import main as convert
+
+        return convert(argv[1:])
     try:
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
@@ -62,9 +67,13 @@ def _parser() -> argparse.ArgumentParser:
         ("bench-planner", "quality and time of every planner", _bench_options, _bench),
         ("report", "compare finished runs in one page", _report_options, _report),
     ):
-        command = commands.add_parser(name, help=help_text, description=help_text)
+        own_help = name != "convert"  # which has a parser of its own
+        command = commands.add_parser(
+            name, help=help_text, description=help_text, add_help=own_help
+        )
         add_options(command)
         command.set_defaults(run=run)
+    commands.add_parser("convert", help="checkpoints from and to the Hugging Face format")
     return parser
 
 

@@ -1,7 +1,7 @@
 """Checkpoints between Hugging Face folders (safetensors) and torchtitan's (DCP), either way.
 
-    convert hf-to-titan HF_FOLDER OUT [--recipe RECIPE]
-    convert titan-to-hf CHECKPOINT OUT [--recipe RECIPE] [--dtype float32|bfloat16]
+    topoep convert hf-to-titan HF_FOLDER OUT [--recipe RECIPE]
+    topoep convert titan-to-hf CHECKPOINT OUT [--recipe RECIPE] [--dtype float32|bfloat16]
 
 CHECKPOINT is a run (outputs/NAME, its last step), a step of one, or what hf-to-titan wrote. Tensors
 stream: the largest parameter and one output file are in memory, never the model. What was written
@@ -50,7 +50,9 @@ SELECTION_BIAS = "expert_bias_E"
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="topoep convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("direction", choices=("hf-to-titan", "titan-to-hf"))
     parser.add_argument("source", type=Path)
