@@ -67,10 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         ("bench-planner", "quality and time of every planner", _bench_options, _bench),
         ("report", "compare finished runs in one page", _report_options, _report),
     ):
-        own_help = name != "convert"  # which has a parser of its own
-        command = commands.add_parser(
-            name, help=help_text, description=help_text, add_help=own_help
-        )
+        command = commands.add_parser(name, help=help_text, description=help_text)
         add_options(command)
         command.set_defaults(run=run)
     commands.add_parser("convert", help="checkpoints from and to the Hugging Face format")
