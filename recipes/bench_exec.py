@@ -140,6 +140,15 @@ def show(rows: list[dict]) -> None:
             f"{row['token_share']:6.0%} {row['seconds']:6.2f}"
         )
 
+    both = {(row["planner"], row["dispatcher"]): row["speedup"] for row in rows}
+    parts = [("joint", "alltoall"), ("none", "dedup-node"), ("joint", "dedup-node")]
+    if both.keys() >= set(parts):
+        balanced, deduplicated, together = (both[part] for part in parts)
+        print(
+            "joint + dedup-node over the better of joint + alltoall and none + dedup-node: "
+            f"{together / max(balanced, deduplicated):.2f}"
+        )
+
 
 def _ratios(base: dict, mode: dict) -> list[float]:
     return [one / other for one, other in zip(base["seconds"], mode["seconds"])]
