@@ -67,6 +67,7 @@ def main() -> int:
 
 def train(config) -> None:
     init_logger()
+    device.share_cores()
     logger.setLevel(logging.INFO if os.environ["RANK"] == "0" else logging.WARNING)
     trainer = config.build()
     # One rank speaks: the one that has the loss (under pipeline parallelism not rank 0).

@@ -232,6 +232,7 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     add("--slots", type=integer_list, default=(2,), help="replica slots a rank (default: 2)")
     add("--seeds", type=integer_list, default=(0,), help="seeds of the workloads (default: 0)")
     add("--cluster", default=DEFAULT_CLUSTER, help="rates, name or .toml (default: %(default)s)")
+    add("--fastest", action="store_true", help="leave out the specification of compiled planners")
     add("--bounds", action="store_true", help=f"add {','.join(TINY_CELLS)} with their MILP bounds")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -247,7 +248,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # one core, as a rank's planner has
     for row in bench_rows(
         load_cluster(arguments.cluster), cells, arguments.planner, arguments.slots,
-        arguments.seeds, arguments.bounds,
+        arguments.seeds, arguments.bounds, arguments.fastest,
     ):  # fmt: skip
         if not arguments.json:
             print(table_line(row) if rows else f"{table_line(None)}\n{table_line(row)}", flush=True)

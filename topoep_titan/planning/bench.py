@@ -97,14 +97,19 @@ def bench_rows(
     slots: Sequence[int] = (2,),
     seeds: Sequence[int] = (0,),
     with_milp: bool = False,
+    fastest: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One row for each cell, workload, seed, number of slots and planner, as they are measured.
 
     ``cluster`` gives the rates; its size follows the cell. ``bound_us`` is the relaxed bound, or
     the MILP's where ``with_milp`` and the cell is small enough, and None for the published forms
-    that the bounds do not cover. Raises InputError for an unknown cell or planner.
+    that the bounds do not cover. ``fastest`` leaves out the Python specification of a planner that
+    is compiled. Raises InputError for an unknown cell or planner.
     """
     chosen = [c for c in contestants() if planners is None or c.planner in planners]
+    if fastest:
+        compiled = {c.planner for c in chosen if c.implementation == "native"}
+        chosen = [c for c in chosen if c.implementation == "native" or c.planner not in compiled]
     _check_names("planner", planners or (), [c.planner for c in contestants()])
     _check_names("cell", cells, list(CELLS))
     for name in cells:

@@ -34,18 +34,18 @@ def install() -> None:
     # Known and handled: parameters are drawn whole (init.py), and the router is fp32 here anyway.
     for message in ("DTensor manual_seed", "DTensor random operators", "In CPU autocast"):
         warnings.filterwarnings("ignore", message=message)
-    # Ranks share the cores; more threads than one each fight for them.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // _local_ranks()))
+
+
+def share_cores() -> None:
+    """Ranks on a CPU share its cores; with more threads than their share they fight for them."""
+    if on_cpu():
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (local_ranks() or 1)))
 
 
 def local_ranks() -> int | None:
     """Ranks on this machine under torchrun, None outside it."""
     value = os.environ.get("LOCAL_WORLD_SIZE")
     return int(value) if value else None
-
-
-def _local_ranks() -> int:
-    return local_ranks() or 1
 
 
 class _CpuModule(types.ModuleType):
