@@ -75,9 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         )  # fmt: skip
         print(f"\n({name}) {question}, quota {emulation.quota} %, chunks {options.chunks}")
         show(rows)
-    result = {"kind": "measured", "note": options.note, **provenance(), "benches": results}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.out, json.dumps(result, indent=1) + "\n")
+        result = {"kind": "measured", "note": options.note, **provenance(), "benches": results}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.out, json.dumps(result, indent=1) + "\n")
     print(f"\nnumbers: {options.out}")
     return 0
 

@@ -54,7 +54,9 @@ def run_ranks(emulation: Emulation, command: list[str], logs: Path, timeout: flo
     # Signals are noted and obeyed while waiting: one that struck between starting a process and
     # noting it would leave the process behind.
     caught: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        signals.append(signal.SIGHUP)
     former = [signal.signal(name, lambda number, _: caught.append(number)) for name in signals]
     world = emulation.nodes * emulation.ranks_per_node
     processes, groups = [], []
@@ -85,6 +87,7 @@ def run_ranks(emulation: Emulation, command: list[str], logs: Path, timeout: flo
 def _wait(ranks: list[subprocess.Popen], logs: Path, deadline: float, caught: list[int]) -> None:
     while any(rank.poll() is None for rank in ranks):
         if caught:
+            print(f"stopped by {signal.Signals(caught[0]).name}", file=sys.stderr)
             sys.exit(128 + caught[0])
         failed = [i for i, rank in enumerate(ranks) if rank.poll()]
         if failed or time.monotonic() > deadline:
