@@ -39,9 +39,10 @@ def main() -> int:
     first = os.environ.get("RANK", "0") == "0"
     try:
         config = load_job(options.recipe, arguments)
+        world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
+        config.nproc = world  # part of what a run is: another number of ranks is another run
         folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
         table = resolved_table(config)
-        world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
         check_job(config, world, verify_data=first)
         # Rank 0 alone looks into the folder, since it also fills it while the others start; when it
         # refuses, torchrun ends them. That a run is finished, all ranks see alike.
@@ -59,9 +60,13 @@ def main() -> int:
         remedy = f"start it with torchrun, or: make train RECIPE={options.recipe}"
         print(f"train.py: {remedy}", file=sys.stderr)
         return 2
-    if first:
-        open_run(folder, table)
+    try:
+        lock = open_run(folder, table) if first else None  # held while this process lives
+    except InputError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
     train(complete(config, folder))
+    del lock
     return 0
 
 
@@ -74,7 +79,6 @@ def train(config) -> None:
     logger.setLevel(logging.INFO if trainer.metrics_processor.writes else logging.WARNING)
     try:
         trainer.train()
-        trainer.write_result()
         folder = config.dump_folder
         logger.info(f"Result: {folder}/result.json; a page of it: topoep report {folder}")
     finally:

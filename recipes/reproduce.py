@@ -91,8 +91,13 @@ def _train(options: argparse.Namespace, planner: str) -> Path:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
     if process.returncode:
-        print(f"\n{planner} failed; the end of {log}:", file=sys.stderr)
-        print("".join(log.read_text().splitlines(keepends=True)[-30:]), file=sys.stderr)
+        print(f"\n{planner} failed; from {log}:", file=sys.stderr)
+        lines = log.read_text().splitlines()
+        launcher = next((i for i, line in enumerate(lines) if "ChildFailedError" in line), None)
+        told = [line for line in lines[:launcher] if "Error" in line][
+            -3:
+        ]  # of the ranks themselves
+        print("\n".join(told or lines[-30:]), file=sys.stderr)
         raise subprocess.CalledProcessError(1, launch)
     return folder / "result.json"
 

@@ -82,7 +82,12 @@ def read_result(path: Path) -> RunResult:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """A reader sees the old file or the new one, whole, also after a crash."""
+    """A reader sees the old file or the new one, whole, also after a crash.
+
+    Raises InputError for a path that is there and no regular file (a device, a folder).
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file; choose another path")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

@@ -1,6 +1,7 @@
 """Everything about a job that can be wrong before processes start, one clear message each."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 from data.errors import DataError
@@ -13,6 +14,7 @@ from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
 from topoep_titan.titan.config import TopoEPConfig, cluster_name
+from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
@@ -24,6 +26,7 @@ def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = T
     ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
     """
     _check_topoep(config)
+    _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
     _check_checkpoint(config)
@@ -81,6 +84,28 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         )
 
 
+def _check_training(config: TopoEPTrainer.Config) -> None:
+    """What torchtitan would find out in the middle of a start."""
+    numbers = {
+        "optimizer.lr": config.optimizer.lr,
+        "topoep.router_skew": config.topoep.router_skew or 0.0,
+    }
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise InputError(f"{name} is {value}; give a finite number")
+    if config.metrics.log_freq < 1:
+        raise InputError(f"metrics.log_freq is {config.metrics.log_freq}; give at least 1")
+    if config.debug.moe_force_load_balance:
+        raise InputError(
+            "debug.moe_force_load_balance is synthetic routing that no result would name; "
+            "set topoep.router_skew = 0 for uniform routing"
+        )
+    if config.comm.mode != "default":
+        raise InputError(f"comm.mode is {config.comm.mode!r}; only 'default' is supported")
+    if config.training.enable_cpu_offload and on_cpu():
+        raise InputError("training.enable_cpu_offload: there is nothing to offload from on a CPU")
+
+
 def _check_deepep(topoep: TopoEPConfig) -> None:
     """torchtitan's own dispatcher: it knows nothing of plans."""
     if importlib.util.find_spec("deep_ep") is None:
@@ -108,11 +133,23 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
     for name in ("steps", "local_batch_size", "seq_len"):
         if getattr(training, name) < 1:
             raise InputError(f"training.{name} is {getattr(training, name)}; give at least 1")
+    if nproc < 1:
+        raise InputError(f"{nproc} processes cannot train; give at least 1")
     degrees = {"tensor": tp, "pipeline": pp, "data_parallel_replicate": replicate, "expert": ep}
     for name, degree in degrees.items():
         if degree < 1:
             raise InputError(f"parallelism: the {name} degree is {degree}; give at least 1")
     shard = parallelism.data_parallel_shard_degree
+    if shard < 1 and shard != -1:
+        raise InputError(
+            f"parallelism.data_parallel_shard_degree is {shard}; give -1 (what is left) or at least 1"
+        )
+    microbatches = training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
+    if microbatches < pp:
+        raise InputError(
+            f"training.local_batch_size ({training.local_batch_size}) makes {microbatches} pipeline "
+            f"microbatches; {pp} stages need at least {pp}"
+        )
     fixed = replicate * tp * pp
     if nproc % fixed or (shard > 0 and shard * fixed != nproc):
         wanted = shard * fixed if shard > 0 else f"a multiple of {fixed}"
@@ -185,7 +222,7 @@ def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
 def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
     folder = Path(config.dataloader.dataset_path)
     try:
-        splits = ["train", "validation"] if config.validator.enable else ["train"]
+        splits = [config.dataloader.split] + ["validation"] * config.validator.enable
         for split in splits:
             open_shards(folder, split, vocab_size=config.model.vocab_size)
         size = sum(file.stat().st_size for file in folder.glob("*"))

@@ -1,7 +1,8 @@
 """One run, one folder: whose it is (``config.toml``), and whether it is new, resumable or done."""
 
+import fcntl
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import tomli
 import tomli_w
@@ -29,7 +30,7 @@ def run_state(folder: Path, table: dict[str, Any]) -> Literal["new", "resume", "
 
     Raises InputError when the folder holds another recipe's run, or something else.
     """
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or not any(path.name != ".lock" for path in folder.iterdir()):
         return "new"
     if not (folder / CONFIG).exists():
         raise InputError(
@@ -46,11 +47,26 @@ def run_state(folder: Path, table: dict[str, Any]) -> Literal["new", "resume", "
     return "finished" if (folder / RESULT).exists() else "resume"
 
 
-def open_run(folder: Path, table: dict[str, Any]) -> None:
-    """Make the folder and write the resolved recipe into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / CONFIG).exists():
-        write_atomically(folder / CONFIG, tomli_w.dumps(table))
+def open_run(folder: Path, table: dict[str, Any]) -> TextIO:
+    """Make the folder, write the resolved recipe into it, and lock it until the file is closed.
+
+    Raises InputError when another process trains there, and when it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (folder / CONFIG).exists():
+            write_atomically(folder / CONFIG, tomli_w.dumps(table))
+    except BlockingIOError:
+        raise InputError(
+            f"{folder} is in use: another process trains there; wait for it, or end it"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written ({error.strerror}); choose another name"
+        ) from None
+    return lock
 
 
 def _first_difference(there: dict, here: dict, path: str = "") -> tuple[str, Any, Any] | None:

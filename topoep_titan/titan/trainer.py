@@ -55,6 +55,12 @@ class TopoEPTrainer(Trainer):
             folder = Path(self.config.dump_folder)
             write_trace(self.model_parts, folder, self.step, microbatches=microbatches)
 
+    def should_continue_training(self) -> bool:
+        more = super().should_continue_training()
+        if not more:  # at once: a rank that dies while it waits to exit must not cost the result
+            self.write_result()
+        return more
+
     def write_result(self) -> None:
         """``result.json`` of the finished run, by the rank that writes metrics."""
         if not self.metrics_processor.writes:
