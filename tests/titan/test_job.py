@@ -16,6 +16,7 @@ import train
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_layout
 from topoep_titan.titan.job import load_job, resolved_table
+from topoep_titan.titan.run_folder import open_run
 
 RECIPES = Path(__file__).parents[2] / "toml_configs"
 TINY = Path(__file__).with_name("tiny.toml")
@@ -145,6 +146,11 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
         (["--training.seq-len", "4096"], "training.seq_len (4096) must be at most"),
         (["--model.vocab-size", "100"], "vocab"),
         (["--training.global-batch-size", "9"], "training.global_batch_size (9)"),
+        (["--training.steps", "0"], "training.steps is 0; give at least 1"),
+        (["--optimizer.lr", "nan"], "optimizer.lr is nan"),
+        (["--debug.moe-force-load-balance"], "synthetic routing that no result would name"),
+        (["--parallelism.pipeline-parallel-degree", "4"], "2 pipeline microbatches; 4 stages"),
+        (["--name", "../elsewhere"], "give a relative one without '..'"),
         (["--training.stps", "9"], "training.st"),
     ],
 )  # fmt: skip
@@ -184,3 +190,11 @@ def test_a_folder_of_another_recipe_is_refused(monkeypatch, capsys, folder, tmp_
     assert check(monkeypatch, tmp_path) == 2
     assert "'training.steps' was 7, now 20" in capsys.readouterr().err
     assert check(monkeypatch, tmp_path, "--training.steps", "7") == 0
+
+
+def test_one_process_holds_a_run_folder(tmp_path):
+    lock = open_run(tmp_path / "run", {"steps": 1})
+    with pytest.raises(InputError, match="another process trains there"):
+        open_run(tmp_path / "run", {"steps": 1})
+    lock.close()
+    open_run(tmp_path / "run", {"steps": 1}).close()

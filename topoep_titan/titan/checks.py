@@ -142,13 +142,8 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
     shard = parallelism.data_parallel_shard_degree
     if shard < 1 and shard != -1:
         raise InputError(
-            f"parallelism.data_parallel_shard_degree is {shard}; give -1 (what is left) or at least 1"
-        )
-    microbatches = training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
-    if microbatches < pp:
-        raise InputError(
-            f"training.local_batch_size ({training.local_batch_size}) makes {microbatches} pipeline "
-            f"microbatches; {pp} stages need at least {pp}"
+            f"parallelism.data_parallel_shard_degree is {shard}; "
+            "give -1 (what is left) or at least 1"
         )
     fixed = replicate * tp * pp
     if nproc % fixed or (shard > 0 and shard * fixed != nproc):
@@ -163,6 +158,12 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
         raise InputError(
             f"parallelism.expert_parallel_degree ({ep}) must divide data_parallel_shard x tensor "
             f"({shard} x {tp}) on {nproc} processes"
+        )
+    microbatches = training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
+    if pp > 1 and microbatches < pp:
+        raise InputError(
+            f"training.local_batch_size ({training.local_batch_size}) makes {microbatches} "
+            f"pipeline microbatches; {pp} stages need at least {pp}"
         )
     if model.num_experts % ep:
         raise InputError(
