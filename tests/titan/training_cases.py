@@ -50,7 +50,8 @@ def _build(rank: int, world: int, port: int, folder: str, arguments: list[str], 
     import torchtitan.trainer  # the fork server has it already
 
     from topoep_titan.titan.checks import check_job
-    from topoep_titan.titan.job import complete, load_job
+    from topoep_titan.titan.job import complete, load_job, resolved_table
+    from topoep_titan.titan.run_folder import open_run
 
     torchtitan.trainer.time.sleep = lambda seconds: None  # 2 s of courtesy at the end of a run
     os.environ.update(
@@ -65,6 +66,8 @@ def _build(rank: int, world: int, port: int, folder: str, arguments: list[str], 
     check_job(config, world)
     run = Path(folder) / f"run-{port}"
     run.mkdir(exist_ok=True)
+    if rank == 0:
+        open_run(run, resolved_table(config))
     return complete(config, run).build()
 
 
