@@ -8,6 +8,7 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from topoep_titan.titan import device
@@ -38,36 +39,42 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     first = os.environ.get("RANK", "0") == "0"
     try:
-        config = load_job(options.recipe, arguments)
-        world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
-        config.nproc = world  # part of what a run is: another number of ranks is another run
-        folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
-        table = resolved_table(config)
-        check_job(config, world, verify_data=first)
-        # Rank 0 alone looks into the folder, since it also fills it while the others start; when it
-        # refuses, torchrun ends them. That a run is finished, all ranks see alike.
-        finished = (folder / RESULT).exists()
-        state = run_state(folder, table) if first or finished else "new"
+        job = prepare(options, arguments, first)
+        # Locked while this process trains, by the rank that fills the folder.
+        lock = open_run(*job[1:]) if job and first else nullcontext()
     except InputError as error:
         if first:
             print(f"train.py: {error}", file=sys.stderr)
         return 2
+    if job:
+        config, folder, _ = job
+        with lock:
+            train(complete(config, folder))
+    return 0
+
+
+def prepare(options: argparse.Namespace, arguments: list[str], first: bool):
+    """(config, folder, resolved table) of the run to train; None when checking was all.
+
+    Raises InputError for everything that is wrong.
+    """
+    config = load_job(options.recipe, arguments)
+    world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
+    config.nproc = world  # part of what a run is: another number of ranks is another run
+    folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
+    table = resolved_table(config)
+    check_job(config, world, verify_data=first)
+    # Rank 0 alone looks into the folder, since it also fills it while the others start; when it
+    # refuses, torchrun ends them. That a run is finished, all ranks see alike.
+    finished = (folder / RESULT).exists()
+    state = run_state(folder, table) if first or finished else "new"
     if options.check or state == "finished":
         if first:
             print(f"{options.recipe}: ok, {world} processes, {folder} {STATES[state]}")
-        return 0
+        return None
     if "RANK" not in os.environ:
-        remedy = f"start it with torchrun, or: make train RECIPE={options.recipe}"
-        print(f"train.py: {remedy}", file=sys.stderr)
-        return 2
-    try:
-        lock = open_run(folder, table) if first else None  # held while this process lives
-    except InputError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
-    train(complete(config, folder))
-    del lock
-    return 0
+        raise InputError(f"start it with torchrun, or: make train RECIPE={options.recipe}")
+    return config, folder, table
 
 
 def train(config) -> None:

@@ -1,7 +1,7 @@
 """Train one recipe under several planners, alike in everything else, and write the report.
 
     python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \\
-        --nproc 4 --steps 60 --planners none topoep
+        --nproc 4 --steps 100 --planners none topoep joint
 
 Question: does balancing leave the loss alone, and what does it do to load and traffic? (TopoEP
 paper, Figures 13, 14 and 16.) Every run starts from the same parameters and sees the same batches
@@ -10,7 +10,6 @@ one goes on. The report is outputs/NAME/report.html (and .md), its numbers resul
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -23,6 +22,7 @@ from topoep_titan.errors import InputError
 from topoep_titan.planning import planner_named
 from topoep_titan.reports.page import write_report
 from topoep_titan.results import read_result
+from topoep_titan.titan.step_log import StepLog
 
 OUTPUTS = Path("outputs")
 
@@ -85,7 +85,7 @@ def _train(options: argparse.Namespace, planner: str) -> Path:
     with log.open("a") as file:
         process = subprocess.Popen(launch, stdout=file, stderr=file, start_new_session=True)
         try:
-            _show_progress(process, folder / "steps.jsonl", planner, options.steps)
+            _show_progress(process, StepLog(folder), planner, options.steps)
         finally:  # also on Ctrl-C: no rank may be left running
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -94,23 +94,22 @@ def _train(options: argparse.Namespace, planner: str) -> Path:
         print(f"\n{planner} failed; from {log}:", file=sys.stderr)
         lines = log.read_text().splitlines()
         launcher = next((i for i, line in enumerate(lines) if "ChildFailedError" in line), None)
-        told = [line for line in lines[:launcher] if "Error" in line][
-            -3:
-        ]  # of the ranks themselves
-        print("\n".join(told or lines[-30:]), file=sys.stderr)
+        told = [line for line in lines[:launcher] if "Error" in line]  # of the ranks themselves
+        print("\n".join(told[-3:] or lines[-30:]), file=sys.stderr)
         raise subprocess.CalledProcessError(1, launch)
     return folder / "result.json"
 
 
-def _show_progress(process: subprocess.Popen, steps: Path, planner: str, total: int) -> None:
+def _show_progress(process: subprocess.Popen, steps: StepLog, planner: str, total: int) -> None:
     """One line, rewritten as steps arrive (on a terminal; in a log, a line every tenth step)."""
     started, shown, first = time.monotonic(), None, None
     print(f"{planner}: starting", end="", flush=True)
     while process.poll() is None:
         time.sleep(0.5)
-        record = _last_step(steps)
-        if record is None or record["step"] == shown:
+        training, _ = steps.read()
+        if not training or training[-1]["step"] == shown:
             continue
+        record = training[-1]
         shown = record["step"]
         first = first or (shown, time.monotonic())
         pace = (time.monotonic() - first[1]) / max(shown - first[0], 1)
@@ -124,17 +123,6 @@ def _show_progress(process: subprocess.Popen, steps: Path, planner: str, total: 
         elif shown % 10 == 0 or shown == total:
             print(f"\n{line}", end="", flush=True)
     print(f"\n{planner}: {time.monotonic() - started:.0f} s", flush=True)
-
-
-def _last_step(steps: Path) -> dict | None:
-    for line in reversed(steps.read_text().splitlines() if steps.exists() else []):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # being written
-        if "loss" in record:
-            return record
-    return None
 
 
 if __name__ == "__main__":

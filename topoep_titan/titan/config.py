@@ -18,11 +18,11 @@ class TopoEPConfig:
 
     dispatcher: Literal["alltoall", "dedup", "dedup-node", "deepep"] = "alltoall"
     """How tokens travel: a row per assignment, per (token, rank), per (token, node) and then per
-    rank of it, or torchtitan's DeepEP dispatcher (which executes no plan: planner "none" only)."""
+    rank of it. "deepep" (torchtitan's, which executes no plan) is refused: not connected yet."""
 
     transport: Literal["auto", "collective", "symm_mem", "gin"] = "auto"
     """How expert copies travel. "collective": gloo or NCCL. "symm_mem", "gin": one-sided, by GPU
-    kernels. "auto": the best that this machine can do."""
+    kernels, refused until those exist. "auto": collective."""
 
     chunks: Literal[1, 2] = 1
     """Chunks of the token pipeline: with 2, one chunk travels while the other is computed."""

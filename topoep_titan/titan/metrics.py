@@ -5,7 +5,6 @@ every rank and stage contributes; ``layers`` keeps each MoE layer's.
 """
 
 import dataclasses
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from topoep_titan.execution.transport import KINDS, LINKS
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.balance import BALANCE, gather_balance
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
+from topoep_titan.titan.step_log import StepLog
 
 MEASURES = (
     "max_over_mean_before",
@@ -37,34 +37,6 @@ MEASURES = (
     "plan_us",
 )
 MODELLED = ("compute", "token", "replica", "plan", "total")
-STEP_LOG = "steps.jsonl"
-
-
-class StepLog:
-    """``steps.jsonl``: one line a record, appended, so that a killed run loses nothing.
-
-    A run that resumes logs some steps again; the last record of a step counts.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def append(self, record: dict[str, Any]) -> None:
-        with self.path.open("a+b") as file:
-            torn = file.tell() and (file.seek(-1, 2), file.read(1))[1] != b"\n"
-            file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
-
-    def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """(training records, validation records), each in ascending step."""
-        training, validation = {}, {}
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the line that a kill tore; its step was logged again
-            kind = validation if "validation_loss" in record else training
-            kind[record["step"]] = record
-        return [[kind[step] for step in sorted(kind)] for kind in (training, validation)]
 
 
 class PlanMetrics(MetricsProcessor):
@@ -81,7 +53,7 @@ class PlanMetrics(MetricsProcessor):
             pp_schedule=pp_schedule,
             **kwargs,
         )
-        self.step_log = StepLog(Path(dump_folder) / STEP_LOG)
+        self.step_log = StepLog(Path(dump_folder))
         self.tokens_per_step = 0  # over all ranks; set by the trainer
         self.step_started = time.perf_counter()
         self.steps_since_log = 0
