@@ -20,17 +20,21 @@ from topoep_titan.titan.trainer import TopoEPTrainer
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
-def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True) -> None:
+def check_job(
+    config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True, with_data: bool = True
+) -> None:
     """Raise InputError with the first thing that is wrong for ``nproc`` processes.
 
-    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
+    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that);
+    ``with_data=False`` leaves them out, for a job of another machine.
     """
     _check_topoep(config)
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
     _check_checkpoint(config)
-    _check_data(config, verify_data)
+    if with_data:
+        check_data(config, verify_data)
 
 
 def _check_topoep(config: TopoEPTrainer.Config) -> None:
@@ -220,7 +224,8 @@ def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
         refuse_other_model(folder, read_hf_config(folder), config.model)
 
 
-def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
+def check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
+    """Raise InputError when the recipe's shards are missing, damaged, or not for its vocabulary."""
     folder = Path(config.dataloader.dataset_path)
     try:
         splits = [config.dataloader.split] + ["validation"] * config.validator.enable
