@@ -145,7 +145,7 @@ def test_a_job_that_does_not_fit_is_refused_with_its_largest_terms(capsys):
         ([RECIPES / "qwen3_debug.toml", "--nproc", "3"], "must divide data_parallel_shard"),
         ([RECIPES / "nothing.toml"], "cannot be read"),
         ([RECIPES / "qwen3_debug.toml", "--topoep.planner", "best"], "unknown planner 'best'"),
-        (["--topoep.planner", "none"], "--topoep.planner needs a recipe before it"),
+        (["--topoep.verify-plan"], "--topoep.verify-plan needs a recipe before it"),
         (["--write-cluster", "/no/such/folder/x.toml"], "give a .toml file in an existing folder"),
     ],
 )

@@ -60,11 +60,13 @@ def _attention(model: ModelConfig) -> tuple[int, int, int]:
         rope = model.qk_rope_head_dim
         query = model.n_heads * (model.qk_nope_head_dim + rope)
         value = model.n_heads * model.v_head_dim
-        latents = 2 * model.q_lora_rank + 2 * model.kv_lora_rank  # in and out of their norms
-        matmuls = model.q_lora_rank + query + model.kv_lora_rank + rope
-        matmuls += model.n_heads * (model.qk_nope_head_dim + model.v_head_dim) + model.dim
-        # Query and key after rope, value, output, and the output as the last matmul reads it.
-        return value, latents + 2 * query + 3 * value, matmuls
+        up = model.n_heads * (model.qk_nope_head_dim + model.v_head_dim)
+        down = model.kv_lora_rank + rope
+        matmuls = model.q_lora_rank + query + down + up + model.dim
+        # The latents before and after their norms; query and key after rope; the values, a view of
+        # the whole up-projection; the output, and as the last matmul reads it.
+        latents = 2 * model.q_lora_rank + down + model.kv_lora_rank
+        return value, latents + 2 * query + up + 2 * value, matmuls
     query, key = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     has_norm = getattr(model, "qk_norm", True)  # Qwen3 always has
     kept = 3 * query + 2 * key + (query + key if has_norm else 0)

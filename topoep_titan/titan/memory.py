@@ -73,8 +73,8 @@ def memory_of_ranks(config: TopoEPTrainer.Config, nproc: int) -> list[RankMemory
         blocks = defaultdict(list)
         for name, parameter in parameters.items():
             block = next((m for m in modules if name.startswith(f"{m}.")), None)
-            if block is not None:
-                blocks[block].append(parameter)
+            if block is not None:  # FSDP gathers the last norm with the head
+                blocks["lm_head" if block == "norm" else block].append(parameter)
         memory.append(_rank_memory(config, rank, blocks))
     return memory
 
