@@ -21,7 +21,8 @@ RECIPES = ROOT / "toml_configs"
 TINY = Path(__file__).parent
 LAYOUTS = {
     "PP2 x EP2": ["--parallelism.expert-parallel-degree", "2",
-                  "--parallelism.pipeline-parallel-degree", "2"],
+                  "--parallelism.pipeline-parallel-degree", "2",
+                  "--training.local-batch-size", "4"],
     "TP2 x EP2": ["--parallelism.expert-parallel-degree", "2",
                   "--parallelism.tensor-parallel-degree", "2",
                   "--training.local-batch-size", "4"],

@@ -15,6 +15,7 @@ from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
 from topoep_titan.titan.config import TopoEPConfig, cluster_name
 from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
@@ -32,6 +33,7 @@ def check_job(
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
+    _check_converters(config)
     _check_checkpoint(config)
     if with_data:
         check_data(config, verify_data)
@@ -202,6 +204,22 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
         raise InputError(
             f"training.global_batch_size ({training.global_batch_size}) must be a multiple of "
             f"local_batch_size x data-parallel ranks ({step})"
+        )
+
+
+def _check_converters(config: TopoEPTrainer.Config) -> None:
+    if "float8_experts" in config.converters:
+        raise InputError(f'converters: "float8_experts" cannot run: {EXPERTS_REASON}; leave it out')
+    if "float8" not in config.converters:
+        return
+    missing = float8_missing()
+    if missing:
+        raise InputError(f'converters = ["float8"] needs {missing}; leave it out')
+    tensor = config.parallelism.tensor_parallel_degree
+    if tensor > 1:
+        raise InputError(
+            f'converters = ["float8"]: each tensor-parallel rank ({tensor}) would scale its own '
+            "slice of a row, which is not supported; set parallelism.tensor_parallel_degree = 1"
         )
 
 

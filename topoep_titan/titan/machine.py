@@ -12,6 +12,7 @@ import torch.distributed as dist
 from topoep_kernels.library import cpu_library
 
 from topoep_titan.execution.one_sided import missing_for
+from topoep_titan.titan.float8 import float8_missing, has_float8_matmuls
 
 PACKAGES = ("torch", "torchtitan", "torchao", "numpy")
 
@@ -97,7 +98,7 @@ def _transport(name: str) -> dict[str, Any]:
 
 
 def _float8() -> dict[str, Any]:
-    if importlib.util.find_spec("torchao") is None:
-        return _check(False, "torchao is not installed")
-    capable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-    return _check(capable, "no device with float8 matmuls; linears are emulated, experts refused")
+    missing = float8_missing()
+    if missing:
+        return _check(False, f"needs {missing}")
+    return _check(has_float8_matmuls(), "no device with float8 matmuls; linears are emulated")
