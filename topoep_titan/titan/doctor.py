@@ -37,7 +37,12 @@ DEVICE_GIB = {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="topoep doctor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="topoep doctor",
+        description="What this machine has, and whether a recipe fits its device. After RECIPE, "
+        "--section.key value as for train.py.",
+        allow_abbrev=False,
+    )
     parser.add_argument("recipe", type=Path, nargs="?", help="toml_configs/X.toml")
     parser.add_argument("--nproc", type=int, help="processes (default: the recipe's)")
     parser.add_argument(
