@@ -137,6 +137,18 @@ def test_unreadable_files(content, load, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_no_file_of_a_command_overwrites_another(load, tmp_path, capsys):
+    before = load.read_bytes()
+    assert main(plan_command(load, out=load)) == 2
+    refused(capsys, "is another file of this command")
+    assert load.read_bytes() == before
+    assert (
+        main(workload_command(tmp_path, "--kind", "zipf", "--ids-out", str(tmp_path / "drawn.npy")))
+        == 2
+    )
+    refused(capsys, "is another file of this command")
+
+
 def refused(capsys, message):
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -129,7 +129,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         hidden=_at_least_1("--hidden", arguments.hidden, MOST_WIDTH),
         moe_intermediate=_at_least_1("--moe-intermediate", arguments.moe_intermediate, MOST_WIDTH),
     )
-    _check_folder(arguments.out)
+    _check_output(arguments.out, arguments.load, arguments.main)
     plan, plan_us = timed(
         lambda: planner(
             load_RE, main_E=main_E, cluster=cluster, model_dims=dims,
@@ -194,8 +194,8 @@ def _workload_options(command: argparse.ArgumentParser) -> None:
 def _workload(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InputError(f"--seed is {arguments.seed}; give an integer of at least 0")
-    for path in (arguments.out, arguments.ids_out):
-        _check_folder(path)
+    _check_output(arguments.out)
+    _check_output(arguments.ids_out, arguments.out)
     ids_RTK = _draw(arguments)
     load_RE = load_of(ids_RTK, arguments.experts)
     for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_RE)):
@@ -309,11 +309,14 @@ def _read_integers(path: Path) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _check_folder(path: Path | None) -> None:
-    """Before the work is done: a result must have a place to go."""
+def _check_output(path: Path | None, *others: Path | None) -> None:
+    """Before the work is done: a result must have a place to go, and overwrite no other file of
+    the command."""
     if path and (path.is_dir() or not path.parent.is_dir()):
         reason = "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise InputError(f"output {path} {reason}; give a file in an existing folder")
+    if path and any(other and path.resolve() == other.resolve() for other in others):
+        raise InputError(f"output {path} is another file of this command; give another path")
 
 
 def _write(path: Path, buffer: io.BytesIO) -> None:
