@@ -58,6 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{options.recipe} sets topoep.router_skew: losses under synthetic routing mean "
                 "nothing; reproduce with a recipe of natural routing"
             )
+        commits = {result.name: result.commit for result in results}
+        if len(set(commits.values())) > 1:
+            told = ", ".join(f"{name} by {commit}" for name, commit in commits.items())
+            print(f"note: trained by different commits: {told}", file=sys.stderr)
         command = ["python", "-m", "recipes.reproduce", options.recipe, "--name", options.name]
         command += ["--nproc", options.nproc, "--steps", options.steps, "--planners"]
         page = write_report(

@@ -24,9 +24,10 @@ from topoep_titan.planning.bench import (
     DEFAULT_CELLS,
     TINY_CELLS,
     bench_rows,
-    table_line,
     timed,
 )
+from topoep_titan.planning.bench_table import summary_lines, table_line
+from topoep_titan.planning.joint import BALANCE_WEIGHT
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
@@ -135,7 +136,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         hidden=_at_least_1("--hidden", arguments.hidden, MOST_WIDTH),
         moe_intermediate=_at_least_1("--moe-intermediate", arguments.moe_intermediate, MOST_WIDTH),
     )
-    _check_folder(arguments.out)
+    _check_output(arguments.out, arguments.load, arguments.main)
     plan, plan_us = timed(
         lambda: planner(
             load_RE, main_E=main_E, cluster=cluster, model_dims=dims,
@@ -200,8 +201,8 @@ def _workload_options(command: argparse.ArgumentParser) -> None:
 def _workload(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InputError(f"--seed is {arguments.seed}; give an integer of at least 0")
-    for path in (arguments.out, arguments.ids_out):
-        _check_folder(path)
+    _check_output(arguments.out)
+    _check_output(arguments.ids_out, arguments.out)
     ids_RTK = _draw(arguments)
     load_RE = load_of(ids_RTK, arguments.experts)
     for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_RE)):
@@ -238,6 +239,10 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     add("--planner", type=_names, help="only these (default: every planner)")
     add("--slots", type=integer_list, default=(2,), help="replica slots a rank (default: 2)")
     add("--seeds", type=integer_list, default=(0,), help="seeds of the workloads (default: 0)")
+    add(
+        "--balance-weight", type=integer_list, default=(BALANCE_WEIGHT,),
+        help=f"of joint, per cent (default: {BALANCE_WEIGHT})",
+    )  # fmt: skip
     add("--cluster", default=DEFAULT_CLUSTER, help="rates, name or .toml (default: %(default)s)")
     add("--fastest", action="store_true", help="leave out the specification of compiled planners")
     add("--bounds", action="store_true", help=f"add {','.join(TINY_CELLS)} with their MILP bounds")
@@ -248,18 +253,23 @@ def _bench(arguments: argparse.Namespace) -> int:
     cells = arguments.cells or DEFAULT_CELLS
     if arguments.bounds:
         cells = (*cells, *(cell for cell in TINY_CELLS if cell not in cells))
-    for option, values in (("--slots", arguments.slots), ("--seeds", arguments.seeds)):
-        if min(values) < 0:
-            raise InputError(f"{option} holds {min(values)}; give integers of at least 0")
+    for option in ("slots", "seeds", "balance_weight"):
+        if min(getattr(arguments, option)) < 0:
+            raise InputError(
+                f"--{option.replace('_', '-')} holds {min(getattr(arguments, option))}; "
+                "give integers of at least 0"
+            )
     rows = []
     torch.set_num_threads(1)  # one core, as a rank's planner has
+    people = sys.stderr if arguments.json else sys.stdout
     for row in bench_rows(
         load_cluster(arguments.cluster), cells, arguments.planner, arguments.slots,
-        arguments.seeds, arguments.bounds, arguments.fastest,
+        arguments.seeds, arguments.balance_weight, arguments.bounds, arguments.fastest,
     ):  # fmt: skip
-        if not arguments.json:
-            print(table_line(row) if rows else f"{table_line(None)}\n{table_line(row)}", flush=True)
+        lines = [table_line(row)] if rows else [table_line(None), table_line(row)]
+        print(*lines, sep="\n", file=people, flush=True)
         rows.append(row)
+    print("", *summary_lines(rows), sep="\n", file=people)
     if arguments.json:
         print(json.dumps({"rows": rows}))
     return 0
@@ -306,11 +316,14 @@ def _read_integers(path: Path) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _check_folder(path: Path | None) -> None:
-    """Before the work is done: a result must have a place to go."""
+def _check_output(path: Path | None, *others: Path | None) -> None:
+    """Before the work is done: a result must have a place to go, and overwrite no other file of
+    the command."""
     if path and (path.is_dir() or not path.parent.is_dir()):
         reason = "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise InputError(f"output {path} {reason}; give a file in an existing folder")
+    if path and any(other and path.resolve() == other.resolve() for other in others):
+        raise InputError(f"output {path} is another file of this command; give another path")
 
 
 def _write(path: Path, buffer: io.BytesIO) -> None:

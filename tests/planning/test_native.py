@@ -42,7 +42,7 @@ def a_cell(seed: int) -> dict:
 @pytest.mark.parametrize("name", NATIVE)
 def test_bit_identical_to_the_reference(name):
     replicas = 0
-    for seed in range(150):
+    for seed in range(400):
         cell = a_cell(seed)
         load_RE = cell.pop("load_RE")
         expected = REFERENCE[name](load_RE, **cell)
@@ -50,7 +50,7 @@ def test_bit_identical_to_the_reference(name):
         assert torch.equal(plan.expert_G, expected.expert_G), seed
         assert torch.equal(plan.assignments_RG, expected.assignments_RG), seed
         replicas += expected.num_replicas
-    assert replicas > 200  # the cells do ask for replicas
+    assert replicas > 500  # the cells do ask for replicas
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_larger_shape_too(name):
     assert torch.equal(plan.assignments_RG, expected.assignments_RG)
 
 
-def test_relief_opens_the_first_replica():
-    """No candidate brings anything here, yet moving 287 of rank 1's 289 pays for copy and planning:
-    795 * 184 + 2 * 5,120 + 491,520 + 10**6 = 1,648,040 below 1,082 * 184 + 289 * 5,120 = 1,678,768.
+def test_one_copy_pays_by_hand():
+    """Rank 1's 289 on a copy: 793 * 184 + 491,520 + 10**6 = 1,637,432 against
+    1,082 * 184 + 289 * 5,120 = 1,678,768 without.
     """
     cell = {
         "main_E": torch.tensor([0, 1]),
@@ -97,7 +97,7 @@ def test_relief_opens_the_first_replica():
     for planner in (REFERENCE["joint"], NATIVE["joint"]):
         plan = planner(load_RE, **cell)
         assert plan.expert_G.tolist() == [0, -1, 1, 0]
-        assert plan.assignments_RG.tolist() == [[793, 0, 0, 0], [2, 0, 0, 287]]
+        assert plan.assignments_RG.tolist() == [[793, 0, 0, 0], [0, 0, 0, 289]]
 
 
 def test_callers_can_tell_the_implementation():

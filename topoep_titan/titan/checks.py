@@ -4,6 +4,15 @@ import importlib.util
 import math
 from pathlib import Path
 
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    get_schedule_class,
+)
+
 from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
@@ -18,6 +27,13 @@ from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
 from topoep_titan.titan.trainer import TopoEPTrainer
 
+# V-shaped ones (ZBV, DualPipeV) run the first stage's input gradient apart, which is not there.
+SCHEDULES = (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
@@ -189,11 +205,8 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
                 f"model.{name} ({heads}) must be a multiple of "
                 f"parallelism.tensor_parallel_degree ({tp})"
             )
-    if model.n_layers < pp:
-        raise InputError(
-            f"model.n_layers ({model.n_layers}) is less than "
-            f"parallelism.pipeline_parallel_degree ({pp})"
-        )
+    if pp > 1:
+        _check_pipeline(config)
     if training.seq_len > model.max_seq_len or training.seq_len % tp:
         raise InputError(
             f"training.seq_len ({training.seq_len}) must be at most model.max_seq_len "
@@ -220,6 +233,25 @@ def _check_converters(config: TopoEPTrainer.Config) -> None:
         raise InputError(
             f'converters = ["float8"]: each tensor-parallel rank ({tensor}) would scale its own '
             "slice of a row, which is not supported; set parallelism.tensor_parallel_degree = 1"
+        )
+
+
+def _check_pipeline(config: TopoEPTrainer.Config) -> None:
+    parallelism, layers = config.parallelism, config.model.n_layers
+    name = parallelism.pipeline_parallel_schedule
+    known = {schedule.__name__.removeprefix("Schedule").lower() for schedule in SCHEDULES}
+    if name.lower() not in known:
+        raise InputError(
+            f"parallelism.pipeline_parallel_schedule is {name!r}; "
+            f"choose one of: {', '.join(s.__name__.removeprefix('Schedule') for s in SCHEDULES)}"
+        )
+    stages = parallelism.pipeline_parallel_degree
+    if not issubclass(get_schedule_class(name), PipelineScheduleSingle):
+        stages *= 2  # virtual stages a rank, unless layers_per_stage says otherwise
+    if parallelism.pipeline_parallel_layers_per_stage is None and layers < stages:
+        raise InputError(
+            f"model.n_layers ({layers}) is less than the {stages} stages of "
+            f"pipeline_parallel_schedule {name!r}"
         )
 
 

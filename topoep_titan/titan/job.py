@@ -105,12 +105,13 @@ def read_recipe(path: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {path} is not TOML: {error}") from None
     if "extends" in table:
-        parent = read_recipe(path.parent / table.pop("extends"), seen=(*seen, path))
-        table = _laid_over(parent, table)
-    if table.get("base") not in MODELS:
-        raise InputError(
-            f"recipe {path}: base is {table.get('base')!r}; choose one of: {', '.join(MODELS)}"
-        )
+        parent = table.pop("extends")
+        if not isinstance(parent, str):
+            raise InputError(f"recipe {path}: extends is {parent!r}; give the path of one recipe")
+        table = _laid_over(read_recipe(path.parent / parent, seen=(*seen, path)), table)
+    base = table.get("base")
+    if not isinstance(base, str) or base not in MODELS:
+        raise InputError(f"recipe {path}: base is {base!r}; choose one of: {', '.join(MODELS)}")
     return table
 
 

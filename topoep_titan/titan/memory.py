@@ -140,10 +140,9 @@ def _modules_of_ranks(config: TopoEPTrainer.Config, nproc: int) -> list[list[str
         model = config.model.build_spec(config.base).model
         metadata = _get_pipeline_metadata(dims, config.parallelism, model)
         stages = _generate_llm_fqn_per_model_part(*metadata)
-    folded = config.parallelism.pipeline_parallel_schedule in ("ZBVZeroBubble", "DualPipeV")
     modules = [[] for _ in range(ranks)]
     for i, names in enumerate(stages):
-        modules[2 * ranks - 1 - i if folded and i >= ranks else i % ranks] += names
+        modules[i % ranks] += names  # interleaved schedules go round
     return modules
 
 
@@ -237,7 +236,7 @@ def _in_flight(config: TopoEPTrainer.Config, rank: int) -> int:
     if ranks == 1:
         return 1
     microbatches = config.training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
-    one_forward_one_backward = parallelism.pipeline_parallel_schedule == "1F1B"
+    one_forward_one_backward = parallelism.pipeline_parallel_schedule.lower() == "1f1b"
     return min(microbatches, ranks - rank) if one_forward_one_backward else microbatches
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torchtitan.components.metrics import (
     LoggerContainer,
     MetricsProcessor,
@@ -73,7 +74,7 @@ class PlanMetrics(MetricsProcessor):
             return others
         both = LoggerContainer()
         both.add_logger(others)
-        both.add_logger(TensorBoardLogger(str(Path(dump_folder) / config.save_tb_folder)))
+        both.add_logger(_OneCurve(str(Path(dump_folder) / config.save_tb_folder)))
         return both
 
     def begin_step(self) -> None:
@@ -179,6 +180,20 @@ class PlanMetrics(MetricsProcessor):
                 modelled.append([means[key] for key in MODELLED])
         mean_us = [sum(column) / len(modelled) for column in zip(*modelled)]
         return layers, dict(zip(MODELLED, mean_us))
+
+
+class _OneCurve(TensorBoardLogger):
+    """What a killed run had logged beyond its checkpoint is logged again: TensorBoard drops the
+    older points when a session starts at a step that it has seen."""
+
+    started = False
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        if not self.started:
+            start = SessionLog(status=SessionLog.START)
+            self.writer.file_writer.add_event(Event(step=step, session_log=start))
+            self.started = True
+        super().log(metrics, step)
 
 
 def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
