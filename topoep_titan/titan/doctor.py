@@ -123,7 +123,7 @@ def _device_gib(config: TopoEPTrainer.Config, nproc: int) -> float | None:
         return DEVICE_GIB[kind]
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / GIB
-    if cluster == "cpu_local":
+    if kind in ("cpu", "emulated"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / nproc / GIB
     return None
 
