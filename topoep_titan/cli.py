@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from topoep_titan.titan.convert import main as convert
 
         return convert(argv[1:])
+    if argv[:1] == ["doctor"]:  # the same
+        from topoep_titan.titan.doctor import main as doctor
+
+        return doctor(argv[1:])
     try:
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
@@ -72,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         add_options(command)
         command.set_defaults(run=run)
     commands.add_parser("convert", help="checkpoints from and to the Hugging Face format")
+    commands.add_parser(
+        "doctor", help="what this machine has, and whether a recipe fits its device"
+    )
     return parser
 
 

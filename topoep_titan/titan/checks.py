@@ -24,6 +24,7 @@ from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.planning import planner_named
 from topoep_titan.titan.config import TopoEPConfig, cluster_name
 from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 # V-shaped ones (ZBV, DualPipeV) run the first stage's input gradient apart, which is not there.
@@ -36,17 +37,22 @@ SCHEDULES = (
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
-def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True) -> None:
+def check_job(
+    config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True, with_data: bool = True
+) -> None:
     """Raise InputError with the first thing that is wrong for ``nproc`` processes.
 
-    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
+    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that);
+    ``with_data=False`` leaves them out, for a job of another machine.
     """
     _check_topoep(config)
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
+    _check_converters(config)
     _check_checkpoint(config)
-    _check_data(config, verify_data)
+    if with_data:
+        check_data(config, verify_data)
 
 
 def _check_topoep(config: TopoEPTrainer.Config) -> None:
@@ -233,6 +239,22 @@ def _check_pipeline(config: TopoEPTrainer.Config) -> None:
         )
 
 
+def _check_converters(config: TopoEPTrainer.Config) -> None:
+    if "float8_experts" in config.converters:
+        raise InputError(f'converters: "float8_experts" cannot run: {EXPERTS_REASON}; leave it out')
+    if "float8" not in config.converters:
+        return
+    missing = float8_missing()
+    if missing:
+        raise InputError(f'converters = ["float8"] needs {missing}; leave it out')
+    tensor = config.parallelism.tensor_parallel_degree
+    if tensor > 1:
+        raise InputError(
+            f'converters = ["float8"]: each tensor-parallel rank ({tensor}) would scale its own '
+            "slice of a row, which is not supported; set parallelism.tensor_parallel_degree = 1"
+        )
+
+
 def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
     """What training starts from, if it is on this machine."""
     checkpoint = config.checkpoint
@@ -252,7 +274,8 @@ def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
         refuse_other_model(folder, read_hf_config(folder), config.model)
 
 
-def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
+def check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
+    """Raise InputError when the recipe's shards are missing, damaged, or not for its vocabulary."""
     folder = Path(config.dataloader.dataset_path)
     try:
         splits = [config.dataloader.split] + ["validation"] * config.validator.enable

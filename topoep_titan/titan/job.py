@@ -18,6 +18,7 @@ from topoep_titan.models import MODELS
 from topoep_titan.titan.config import AdamW, expert_settings
 from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
 from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.float8 import use_float8
 from topoep_titan.titan.init import make_layout_invariant
 from topoep_titan.titan.merge import as_table, merge
 from topoep_titan.titan.metrics import PlanMetrics
@@ -66,6 +67,8 @@ def resolved_table(config: TopoEPTrainer.Config) -> dict[str, Any]:
 def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config:
     """Build the model spec and everything else that follows from the recipe's values."""
     spec = config.model.build_spec(config.base)
+    if "float8" in config.converters:
+        use_float8(spec.model)
     make_layout_invariant(spec.model, seed=config.debug.seed or 0)
     topoep = config.topoep
     if topoep.router_skew is not None:

@@ -20,6 +20,7 @@ from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.transport import CollectiveTransport, Transport
 from topoep_titan.planning import planner_named
 from topoep_titan.planning.plan import contiguous_mains
+from topoep_titan.titan.config import used_slots
 
 # One engine for all layers with the same expert-parallel group and settings; it lives as long as
 # the layers do.
@@ -89,8 +90,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
 
     def _make_engine(self) -> Engine:
         config, ranks = self.config, self.cluster.ranks
-        # Without a planner that fills them, or another rank to copy from, slots would stay empty.
-        slots = config.replica_slots if ranks > 1 and config.planner != "none" else 0
+        slots = used_slots(config.planner, config.replica_slots, ranks)
         planner = planner_named(config.planner)
         options = {}
         takes_weight = "balance_weight" in inspect.signature(planner).parameters

@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torchtitan.trainer import Trainer
 
@@ -29,6 +30,10 @@ class TopoEPTrainer(Trainer):
 
         model: ModelConfig
         """Of the flavour's family; its fields are that family's."""
+
+        converters: list[Literal["float8", "float8_experts"]] = field(default_factory=list)
+        """Low precision: "float8" for the linears of attention and dense feed-forward. For experts
+        it is refused: not written."""
 
         topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
 
