@@ -138,8 +138,10 @@ def backward_tasks(name: str, costs: LayerCosts, backend: Backend, after: str) -
         ready = (f"{name}.repull", f"{name}.dispatch{c}")
         tasks.append(Task(f"{name}.dgrad{c}", "compute", one_R, ready))
         tasks.append(Task(f"{name}.wgrad{c}", "compute", one_R))
+    # One chunk is plain autograd: an expert's backward is one node, both gradients, then combine.
+    done = "dgrad" if backend.chunks > 1 else "wgrad"
     for c in chunks:
-        tasks.append(Task(f"{name}.combine{c}", "comm", pass_R, (f"{name}.dgrad{c}",), True))
+        tasks.append(Task(f"{name}.combine{c}", "comm", pass_R, (f"{name}.{done}{c}",), True))
     tasks.append(Task(f"{name}.push", "comm", costs.copy_R, (f"{name}.wgrad{chunks[-1]}",), True))
     return tasks
 
