@@ -19,7 +19,9 @@ from topoep_titan.cluster import Cluster, load_cluster
 from topoep_titan.errors import InputError
 from topoep_titan.planning.workloads import load_of, skew
 from topoep_titan.results import provenance, write_atomically
+from topoep_titan.simulator.calibration import backends
 from topoep_titan.simulator.models import Model, model_named
+from topoep_titan.simulator.replay import Replay, replay
 from topoep_titan.simulator.traces import Microbatch, synthetic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,6 +65,47 @@ def skewed(model: Model, router_skew: float, seed: int) -> Microbatch:
         tokens=TOKENS, seed=seed, router_skew=router_skew,
     )  # fmt: skip
     return Microbatch(one.ids_LRTK * model.moe_layers, one.load_LRE * model.moe_layers)
+
+
+def consecutive(model: Model, router_skew: float, seed: int) -> tuple[Microbatch, Microbatch]:
+    """Two microbatches under one bias, for a planner that only knows the earlier load."""
+    both = synthetic(
+        "skew", layers=1, experts=model.experts, top_k=model.top_k, ranks=model.expert_parallel,
+        tokens=2 * TOKENS, seed=seed, router_skew=router_skew,
+    )  # fmt: skip
+    halves = []
+    for ids_RTK in both.ids_LRTK[0].split(TOKENS, dim=1):
+        load_RE = load_of(ids_RTK, model.experts)
+        halves.append(Microbatch([ids_RTK] * model.moe_layers, [load_RE] * model.moe_layers))
+    return tuple(halves)
+
+
+def simulated(
+    model: Model,
+    planner: str,
+    drawn: list[Microbatch],
+    *,
+    overlap: bool,
+    rest: float = 0.0,
+    history: Microbatch | None = None,
+) -> Replay:
+    """On the paper's testbed with Figure 15's constants, one microbatch a step."""
+    return replay(
+        drawn, planner=planner, model=model, cluster=paper_cluster(model),
+        backends=backends("figure_15"), replica_slots=SLOTS, rest=rest, overlap=overlap,
+        history=history,
+    )  # fmt: skip
+
+
+def unexplained(model: Model, drawn: list[Microbatch]) -> float:
+    """Seconds of the paper's step that neither its MoE layers nor FLOPs explain.
+
+    What is left of Megatron-LM's published step at router_skew -4 (Figure 13a) after its simulated
+    one: the one end-to-end number that is put in, and the same for every planner and skew.
+    """
+    published = PUBLISHED["figure_13"]["megatron_throughput"][MODELS.index(model.name)] * 1e3
+    step = model.expert_parallel * TOKENS / published
+    return step - simulated(model, "megatron", drawn, overlap=False).simulated_us["total"] / 1e6
 
 
 def value(

@@ -62,15 +62,17 @@ def replay(
     rest: float = 0.0,
     overlap: bool = True,
     exact_rows: bool = False,
+    history: Microbatch | None = None,
 ) -> Replay:
     """Simulate one step for each microbatch, as if a step held ``accumulated`` like it.
 
     ``exact_rows`` counts the deduplicated rows from the ids instead of expecting them (slow, needed
-    where experts are coupled). ``rest``: seconds of a step outside layers and FLOPs. Raises
-    InputError for an unknown planner.
+    where experts are coupled). ``rest``: seconds of a step outside layers and FLOPs. ``history`` is
+    the microbatch before the first. Raises InputError for an unknown planner.
     """
     backend = backend_of(planner, backends)
-    quality, layers, steps, tokens, previous = [], [], [], 0, None
+    quality, layers, steps, tokens = [], [], [], 0
+    previous = None if history is None else history.load_LRE
     ranks = cluster.ranks
     for microbatch in microbatches:
         costs = []
