@@ -56,10 +56,11 @@ def question() -> dict:
             served[name, planner] = fmean(q.replica_served_fraction for q in qualities)
             rows.append([TITLES[name], planner, inter[name, planner], served[name, planner]])
     published = PUBLISHED["figure_16"]
-    qwen, glm, deepseek = MODELS
+    glm = MODELS[1]
     values = [
-        value(f"{TITLES[name]}: across nodes, no balancing", 100 * published_, 100 * inter[name, "none"], "%")
-        for name, published_ in zip(MODELS, published["megatron_inter_node"])
+        value(f"{TITLES[name]}: across nodes, no balancing", 100 * fraction,
+              100 * inter[name, "none"], "%")
+        for name, fraction in zip(MODELS, published["megatron_inter_node"])
     ]  # fmt: skip
     values += [
         value("GLM-4.5-Air: across nodes, topoep", 100 * published["glm_topoep_inter_node"],
@@ -83,8 +84,8 @@ def question() -> dict:
     ]  # fmt: skip
     return {
         "values": values,
-        "conditions": "router_skew -4, five draws as uneven as the paper's, 2 slots, 4,096 tokens a "
-        f"rank. Published labels that stay open: {published['ambiguous']}.",
+        "conditions": "router_skew -4, five draws as uneven as the paper's, 2 slots, 4,096 tokens "
+        f"a rank. Published labels that stay open: {published['ambiguous']}.",
         "tables": [
             {"caption": "Fractions of assignments.",
              "columns": ["model", "planner", "across nodes", "served by replicas"], "rows": rows}

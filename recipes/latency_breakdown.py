@@ -14,8 +14,8 @@ from statistics import fmean, geometric_mean
 import numpy as np
 
 from recipes.common import (
-    PUBLISHED,
     DRAWS,
+    PUBLISHED,
     SLOTS,
     TITLES,
     TOKENS,
@@ -67,8 +67,8 @@ def question() -> dict:
         values.append(value(what, published, ours[name, "topoep", 0, "replica"], "ms"))
     return {
         "values": values,
-        "conditions": f"router_skew -4, {DRAWS} draws as uneven as the paper's, rates of h800_4x8 with the "
-        "constants of toml_configs/calibrations/figure_15.toml; published pairs that stay open: "
+        "conditions": f"router_skew -4, {DRAWS} draws as uneven as the paper's, rates of h800_4x8 "
+        "with the constants of toml_configs/calibrations/figure_15.toml; what stays open: "
         + PUBLISHED["figure_15"]["open"]["ambiguous"],
         "tables": [],
         "curves": [],
@@ -194,9 +194,10 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 def to_toml(constants: dict[str, dict[str, float]]) -> str:
     lines = [
-        "# How far the paper's testbed falls short of the rates of h800_4x8.toml, from the values of",
-        "# its Figure 15 (recipes/published.toml). Written by `python -m recipes.latency_breakdown`,",
-        "# whose `fit` holds the formula of each constant. `excess` is shared, `plan_us` is the",
+        "# How far the paper's testbed falls short of the rates of h800_4x8.toml, from the values",
+        "# of its Figure 15 (recipes/published.toml). Written by",
+        "# `python -m recipes.latency_breakdown`, whose `fit` holds the formula of each",
+        "# constant. `excess` is shared, `plan_us` is the",
         "# solver latency of Figure 11. Effective constants: they absorb what the paper does not",
         "# tell, such as how a time was averaged over ranks.",
     ]

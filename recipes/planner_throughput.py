@@ -2,9 +2,9 @@
 
     python -m recipes.planner_throughput
 
-TopoEP paper, Figure 13 (router_skew -4). All planners run on the same backend and slots; ``eplb`` is
-EPLB as deployed, placed for the load of the microbatch before with pinned mains; "eplb, exact load"
-knows the microbatch that it plans. ``megatron`` is the paper's baseline without balancing.
+TopoEP paper, Figure 13 (router_skew -4). All planners have the same backend and slots; ``eplb``
+is EPLB as deployed, placed for the load of the microbatch before with pinned mains; "eplb, exact
+load" knows the microbatch that it plans. ``megatron`` is the paper's baseline without balancing.
 """
 
 import sys
@@ -70,7 +70,8 @@ def question() -> dict:
             value(f"{title}: topoep over the best baseline ({LABELS.get(best, best)})",
                   1 + published["gain_over_best"][index], speed["topoep"] / speed[best], "x",
                   within=0.05, why=WHY),
-            value(f"{title}: joint over the best baseline", None, speed["joint"] / speed[best], "x"),
+            value(f"{title}: joint over the best baseline", None, speed["joint"] / speed[best],
+                  "x"),
             value(f"{title}: throughput of topoep", published["topoep_throughput"][index],
                   speed["topoep"], "1000 tokens/s"),
             value(f"{title}: max/mean of topoep", published["topoep_max_over_mean"][index],
@@ -80,8 +81,8 @@ def question() -> dict:
         ]  # fmt: skip
     return {
         "values": values,
-        "conditions": "router_skew -4; as Figure 12, nothing hidden, planning charged with 360 us to "
-        f"every planner. Published labels that stay open: {published['ambiguous']}.",
+        "conditions": "router_skew -4; as Figure 12, nothing hidden, planning charged with 360 us "
+        f"to every planner. Published labels that stay open: {published['ambiguous']}.",
         "tables": [
             {"caption": "Simulated, 1000 tokens/s of 32 ranks, max/mean rank load and the share of "
              "assignments executed on another node.",

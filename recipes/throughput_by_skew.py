@@ -129,14 +129,14 @@ def meets(uneven: list[float], gain: np.ndarray, wanted: float) -> float | None:
 
 
 CONDITIONS = (
-    "H800 rates of h800_4x8 with the constants of Figure 15; five draws of the bias as uneven as the "
-    "paper's; 4,096 tokens a rank; 2 slots; one microbatch a step (the paper does not say; with PP 2 "
-    "its Figures 13 and 15 fit one); planning charged with the paper's 360 us for every planner, "
+    "Rates of h800_4x8 with the constants of Figure 15; five draws of the bias as uneven as the "
+    "paper's; 4,096 tokens a rank; 2 slots; one microbatch a step (the paper does not say; with PP "
+    "2 its Figures 13 and 15 fit one); planning charged with the paper's 360 us for every planner, "
     "joint too, since ours was not timed on an H800. Headline: nothing hidden. The paper's own "
-    "figures say so: Figure 15's components differ by 18.1 ms a layer, 90 ms in five, and the steps "
-    "of Figure 13 by 84 ms (Qwen3)."
+    "figures say so: Figure 15's components differ by 18.1 ms a layer, 90 ms in five, and the "
+    "steps of Figure 13 by 84 ms (Qwen3)."
 )
-OVERLAP = "the schedule as drawn in Figures 7 and 8, contention-free; the paper's steps show none of it"
+OVERLAP = "the schedule of Figures 7 and 8 without contention; the paper's steps show none of it"
 DERIVED = "published: Figure 13's throughputs and the fall of Megatron-LM. "
 REST = "Megatron-LM's published step at skew -4 less the simulated one; the same for all planners"
 GATE = "what joint loses is the planning time it is charged when it then does nothing"

@@ -15,7 +15,9 @@ from topoep_titan.errors import InputError
 from topoep_titan.simulator.layer import Backend
 
 CALIBRATION_FOLDER = Path(__file__).resolve().parents[2] / "toml_configs" / "calibrations"
-CONSTANTS = tuple(f.name for f in dataclasses.fields(Backend) if f.default is not dataclasses.MISSING)
+CONSTANTS = tuple(
+    f.name for f in dataclasses.fields(Backend) if f.default is not dataclasses.MISSING
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def _read(name_or_path: str | Path) -> dict[str, dict[str, Any]]:
     for backend, constants in table.items():
         if backend not in ("plain", "chunked") or not isinstance(constants, dict):
             raise InputError(
-                f"calibration file {path}: unknown {backend}; it has the tables [plain] and [chunked]"
+                f"calibration file {path}: unknown {backend}; it has [plain] and [chunked]"
             )
         for key, value in constants.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -74,6 +74,12 @@ _DEEPSEEK = Model(
     pipeline=2, expert_parallel=16,
 )  # fmt: skip
 
+_QWEN3_DEBUG = Model(
+    name="qwen3_debug", moe_layers=4, dense_layers=0, hidden=128, moe_intermediate=96, experts=32,
+    top_k=4, attention_params=128 * 32 * (4 + 2 + 2 + 4), score_width=4 * (32 + 32),
+    shared_params=0, dense_ffn_params=0, vocabulary=8192, pipeline=1, expert_parallel=4,
+)  # fmt: skip
+
 MODELS = {
     model.name: model
     for model in (
@@ -83,6 +89,7 @@ MODELS = {
         dataclasses.replace(_QWEN3, name="qwen3_30b_a3b_5l", moe_layers=5),
         dataclasses.replace(_GLM, name="glm4_5_air_5l", moe_layers=5),
         dataclasses.replace(_DEEPSEEK, name="deepseek_v2_4l", moe_layers=4),
+        _QWEN3_DEBUG,  # replays what `make train` records on a CPU
     )
 }
 

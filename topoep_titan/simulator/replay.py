@@ -74,33 +74,34 @@ def replay(
     quality, layers, steps, tokens = [], [], [], 0
     previous = None if history is None else history.load_LRE
     ranks = cluster.ranks
+    planned = planner not in UNPLANNED
     for microbatch in microbatches:
         costs = []
         for index, load_RE in enumerate(microbatch.load_LRE):
             mains = contiguous_mains(*load_RE.shape) if main_E is None else main_E
-            plan = plan_layer(
-                load_RE, planner, mains, cluster, model, replica_slots,
-                stale_RE=None if previous is None else previous[index],
-            )  # fmt: skip
+            stale_RE = None if previous is None else previous[index]
+            plan = plan_layer(load_RE, planner, mains, cluster, model, replica_slots, stale_RE)
+            group = {"main_E": mains, "cluster": cluster}
             costs.append(
                 layer_costs(
-                    plan, main_E=mains, cluster=cluster, dims=model.dims, backend=backend,
-                    tokens=microbatch.tokens, planned=planner not in UNPLANNED,
+                    plan,
+                    **group,
+                    dims=model.dims,
+                    backend=backend,
+                    tokens=microbatch.tokens,
+                    planned=planned,
                     ids_RTK=microbatch.ids_LRTK[index] if exact_rows else None,
-                )  # fmt: skip
+                )
             )
-            quality.append(
-                plan_quality(plan, main_E=mains, cluster=cluster, model_dims=model.dims)
-            )
+            quality.append(plan_quality(plan, **group, model_dims=model.dims))
         previous = microbatch.load_LRE
         layers.append(costs)
         tokens += microbatch.tokens
-        steps.append(
-            simulate_step(
-                costs, model=model, cluster=cluster, backend=backend, tokens=microbatch.tokens,
-                microbatches=accumulated, rest=rest, overlap=overlap,
-            )  # fmt: skip
-        )
+        step = simulate_step(
+            costs, model=model, cluster=cluster, backend=backend, tokens=microbatch.tokens,
+            microbatches=accumulated, rest=rest, overlap=overlap,
+        )  # fmt: skip
+        steps.append(step)
     if not steps:
         raise InputError("no microbatch to replay; give at least one")
     seconds = sum(step.total for step in steps)
@@ -132,20 +133,17 @@ def plan_layer(
         return unbalanced_plan(load_RE, main_E, replica_slots)
     given = {"main_E": main_E, "cluster": cluster, "model_dims": model.dims}
     if planner == STALE:
-        return PLANNERS["eplb"](
-            load_RE, **given, replica_slots=replica_slots, estimate_RE=stale_RE
-        )
+        return PLANNERS["eplb"](load_RE, **given, replica_slots=replica_slots, estimate_RE=stale_RE)
     return PLANNERS[planner](load_RE, **given, replica_slots=replica_slots)
 
 
 def backend_of(planner: str, backends: Backends) -> Backend:
-    if planner not in CONTESTANTS:
-        raise InputError(f"unknown planner {planner!r}; choose one of: {', '.join(CONTESTANTS)}")
+    check_contestants([planner])
     return backends.plain if planner == "megatron" else backends.chunked
 
 
-def contestants(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, checked. Raises InputError for an unknown one."""
+def check_contestants(names: Sequence[str]) -> tuple[str, ...]:
+    """The names. Raises InputError for an unknown one."""
     for name in names:
         if name not in CONTESTANTS:
             raise InputError(f"unknown planner {name!r}; choose one of: {', '.join(CONTESTANTS)}")

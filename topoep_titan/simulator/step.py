@@ -9,6 +9,7 @@ Letters: R ranks of the expert-parallel group.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +23,8 @@ BACKWARD = 2.0  # a dense part's backward over its forward, in FLOPs
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds. ``moe`` is what the step would lose if its MoE layers took no time."""
+    """Seconds. ``moe``: what the step would lose if its MoE layers took no time. ``bubble``: how
+    long the slowest stage waits for the others."""
 
     total: float
     moe: float
@@ -94,7 +96,7 @@ def stage_tasks(
 def _split(layers: Sequence[LayerCosts], stages: int) -> list[Sequence[LayerCosts]]:
     """Equal shares in order; the first stages take one more where they do not divide."""
     cuts = [round(i * len(layers) / stages + 1e-9) for i in range(stages + 1)]
-    return [layers[a:b] for a, b in zip(cuts, cuts[1:])]
+    return [layers[a:b] for a, b in pairwise(cuts)]
 
 
 def _extra(model: Model, cluster: Cluster, tokens: int, *, first: bool, last: bool) -> float:

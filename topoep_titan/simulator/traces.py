@@ -49,7 +49,9 @@ def synthetic(
     elif kind == "zipf":
         ids = [zipf(*shape, seed=seed + i) for i in range(layers)]
     elif kind == "coupled":
-        drawn = coupled(coupling_for(experts, top_k), layers=layers, tokens=ranks * tokens, seed=seed)
+        drawn = coupled(
+            coupling_for(experts, top_k), layers=layers, tokens=ranks * tokens, seed=seed
+        )
         ids = list(drawn.view(layers, ranks, tokens, top_k))
     else:
         raise InputError(f"workload {kind!r} is unknown; choose one of: skew, zipf, coupled")

@@ -3,8 +3,9 @@
 Every rank has two ports: its NIC ("far", across nodes) and its NVLink port ("near"). A port works
 in both directions at once, so its load is the larger of what it sends and what it receives.
 
-Dispatchers: ``alltoall`` sends a row per assignment, ``dedup`` one per (token, rank), ``dedup-node``
-one per (token, node) to the rank of the same local index there, which hands it on inside its node.
+Dispatchers: ``alltoall`` sends a row per assignment, ``dedup`` one per (token, rank),
+``dedup-node`` one per (token, node) to the rank of the same local index there, which hands it on
+inside its node.
 
 Counts alone do not say which assignments belong to one token. ``expected_rows`` takes a token's
 choices as independent, which holds for the ``skew`` and ``zipf`` workloads; ``counted_rows`` counts
@@ -91,7 +92,7 @@ def expected_rows(plan: Plan, tokens: int, nodes: int) -> tuple[np.ndarray, np.n
 
 def counted_rows(plan: Plan, ids_RTK: Tensor, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """float64 (R, R) and (R, M): the same rows, counted after cutting every source's tokens."""
-    ranks, tokens, _ = ids_RTK.shape
+    ranks = ids_RTK.shape[0]
     per_rank = plan.expert_G.numel() // ranks
     rows_RR, rows_RM = np.zeros((ranks, ranks)), np.zeros((ranks, nodes))
     for source in range(ranks):
