@@ -80,7 +80,8 @@ def test_without_overlap_it_agrees_with_the_closed_form(planner, router_skew):
     serial = finish(run(stage_tasks([costs], backend, 0.0, overlap=False))) - costs.gather
     passes = 4 * costs.token_R.max() + 3 * costs.copy_R.max()
     assert 3 * costs.expert_R.max() == pytest.approx(closed.compute / 1e12, rel=1e-5)
-    assert serial == pytest.approx((closed.compute + closed.plan) / 1e12 + passes, rel=1e-5)
+    # A sum of maxima bounds the events: another rank may be the busiest in each part.
+    assert serial <= ((closed.compute + closed.plan) / 1e12 + passes) * (1 + 1e-5)
     assert 1 <= serial / (closed.total / 1e12) <= (3 if closed.replica else 2)
     overlapped = finish(run(stage_tasks([costs], backends().chunked, 0.0)))
     assert overlapped <= finish(run(stage_tasks([costs], backends().chunked, 0.0, overlap=False)))
