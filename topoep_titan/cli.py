@@ -1,4 +1,4 @@
-"""The ``topoep`` command: plan a load, draw a workload, measure the planners, report on runs.
+"""The ``topoep`` command: plan a load, draw a workload, measure planners, simulate steps, report.
 
 Exit codes: 0 done, 2 the input is wrong (one sentence on stderr), 1 anything else.
 """
@@ -32,6 +32,7 @@ from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
 from topoep_titan.results import write_atomically
+from topoep_titan.simulator.command import simulate, simulate_options
 
 DEFAULT_CLUSTER = "h800_4x8"  # the paper's testbed
 MOST_WIDTH = 10**6  # of hidden and moe-intermediate: modelled picoseconds stay far inside int64
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         ("plan", "plan one load and price the plan", _plan_options, _plan),
         ("workload", "draw a standard workload", _workload_options, _workload),
         ("bench-planner", "quality and time of every planner", _bench_options, _bench),
+        ("simulate", "what a step takes under each planner", simulate_options, simulate),
         ("report", "compare finished runs in one page", _report_options, _report),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
