@@ -1,4 +1,4 @@
-"""The GPU kernels of the CPU library, run thread by thread: schedules, counters, and their errors."""
+"""The GPU kernels of the CPU library, run thread by thread: schedules, counters and errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def schedule(name: str, seed: int = 0) -> Iterator[None]:
 
 
 def counters() -> dict[str, int]:
-    """Of the last launch: block barriers, warp collectives, most of both in a block, bulk copies."""
+    """Of the last launch; `longest`: most barriers and collectives of one block."""
     values = (c_longlong * 4)()
     cpu_library().topoep_simt_counters(values)
     return dict(zip(("barriers", "collectives", "longest", "bulk_copies"), values))

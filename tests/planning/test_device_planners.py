@@ -5,7 +5,7 @@ import pytest
 import torch
 from topoep_kernels import planners
 
-from tests.kernels.simt_machine import SCHEDULES, counters, schedule
+from tests.kernels.simt_machine import SCHEDULES, schedule
 from tests.native_library import build_or_skip
 from tests.planning.test_native import a_cell
 from topoep_titan.cluster import Cluster, ModelDims
@@ -50,19 +50,20 @@ def test_bit_identical_to_the_reference_in_every_schedule(name):
     assert replicas > 80  # the cells do ask for replicas
 
 
-def skewed(ranks, experts, per_node, seed=7):
+def skewed(ranks, experts, per_node, width, seed=7):
     rng = np.random.default_rng(seed)
     popularity = np.exp(rng.normal(0, 2, experts))
     load_RE = rng.multinomial(32_768, popularity / popularity.sum(), size=ranks)
     return torch.tensor(load_RE, dtype=torch.int32), {
         "main_E": torch.arange(experts) // (experts // ranks),
         "cluster": Cluster("x", ranks // per_node, per_node, 400e12, 50e9, 200e9, 0.0, 0.0, 30.0),
-        "model_dims": ModelDims(2048, 768),
+        "model_dims": ModelDims(2048, width),
         "replica_slots": 2,
     }
 
 
 @pytest.mark.parametrize("name", DEVICE)
+@pytest.mark.parametrize("width", [768, 20_000])  # replicas from stage 1; from stage 2 alone
 @pytest.mark.parametrize(
     ("ranks", "experts", "per_node"),
     [
@@ -74,9 +75,9 @@ def skewed(ranks, experts, per_node, seed=7):
         (8, 64, 1),  # every rank a domain
     ],
 )
-def test_published_sizes_too(name, ranks, experts, per_node):
+def test_published_sizes_too(name, ranks, experts, per_node, width):
     """Against the compiled CPU planner: the Python specification would take minutes."""
-    load_RE, cell = skewed(ranks, experts, per_node)
+    load_RE, cell = skewed(ranks, experts, per_node, width)
     expected = NATIVE[name](load_RE, **cell)
     with schedule("random", ranks):
         plan = DEVICE[name](load_RE, **cell)
