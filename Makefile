@@ -21,7 +21,7 @@ help:            ## list the targets
 	@echo "  make train RECIPE=toml_configs/qwen3_debug.toml NAME=mine ARGS='--training.steps 20'"
 
 install: $(STAMP)  ## create $(VENV) and install everything into it
-$(STAMP): pyproject.toml $(wildcard kernels/CMakeLists.txt kernels/csrc/* kernels/include/*)
+$(STAMP): pyproject.toml $(wildcard kernels/CMakeLists.txt kernels/csrc/*/* kernels/include/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)

@@ -21,12 +21,11 @@ import tempfile
 from pathlib import Path
 
 from recipes.emulated_cluster import Emulation, missing, run_ranks
-from topoep_titan.cluster.topology import CLUSTER_FOLDER
 from topoep_titan.results import provenance, write_atomically
 
 LAYERS = {
     "layers": 4, "tokens": 2048, "hidden": 256, "moe_intermediate": 256, "experts": 16,
-    "top_k": 4, "replica_slots": 2, "cluster": str(CLUSTER_FOLDER / "emulated_2x2.toml"),
+    "top_k": 4, "replica_slots": 2, "cluster": "emulated_2x2",
     "ranks_per_node": 2, "seeds": [0, 10, 20],
 }  # fmt: skip
 ONE_NODE = Emulation(nodes=1, ranks_per_node=2, rate="none", quota=45)
