@@ -11,7 +11,7 @@ from topoep_kernels import KernelsMissing, cpu_library, ops
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.cluster.cost_model import unit_costs
+from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
 from topoep_titan.planning.joint import BALANCE_WEIGHT, ROUNDS, TABLE
 from topoep_titan.planning.plan import Plan
 
@@ -59,9 +59,10 @@ def joint(
     balance_weight: int = BALANCE_WEIGHT,
     rows: int = len(TABLE),
     rounds: int = ROUNDS,
+    costs: UnitCosts | None = None,
 ) -> Plan:
     """`planning.joint.joint`, compiled. Raises ValueError for a malformed load or placement."""
-    costs = unit_costs(cluster, model_dims)
+    costs = costs or unit_costs(cluster, model_dims)
     return Plan(
         *ops.plan_joint(
             load_RE,
