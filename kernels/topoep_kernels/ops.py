@@ -21,6 +21,7 @@ _ERRORS = {  # codes of csrc/planner/planner.cpp
     5: "a price is negative, or prices times assignments exceed 2**61 picoseconds",
     6: "balance_weight, table, rows or rounds is out of range",
     7: "out of memory",
+    8: "the plan's counts are not those of the ids",
 }
 
 
@@ -63,6 +64,50 @@ def plan_joint(
     call = cpu_function("topoep_plan_joint", *[c_int64] * 7, c_void_p, c_int64, c_int64)
     settings = (*prices, balance_weight, table.data_ptr(), len(table), rounds)
     return _plan(call, load_RE, main_E, replica_slots, ranks_per_node, settings)
+
+
+def pick_slots(
+    ids_TK: Tensor,
+    expert_G: Tensor,
+    count_G: Tensor,
+    *,
+    rank: int,
+    ranks: int,
+    ranks_per_node: int,
+    experts: int,
+    relayed: bool,
+    token_far: int,
+    token_near: int,
+) -> Tensor:
+    """int16 (T, K): the slots that source ``rank`` uses, ``count_G`` of each. Raises ValueError.
+
+    ``relayed``: rows cross nodes over a relay. int32 ``expert_G`` and ``count_G``.
+    """
+    slots = expert_G.numel()
+    if count_G.shape != expert_G.shape or {expert_G.dtype, count_G.dtype} != {torch.int32}:
+        raise ValueError(
+            f"expert_G and count_G must be int32 of one shape, got {expert_G.dtype} "
+            f"{tuple(expert_G.shape)} and {count_G.dtype} {tuple(count_G.shape)}"
+        )
+    if any(tensor.device.type != "cpu" for tensor in (ids_TK, expert_G, count_G)):
+        raise ValueError("topoep_pick_slots picks on the CPU; copy its inputs there")
+    call = cpu_library().topoep_pick_slots
+    call.restype = c_int
+    call.argtypes = [
+        c_void_p, c_int64, c_int64, c_void_p, c_void_p, *[c_int64] * 5, c_int, c_int64, c_int64,
+        c_void_p,
+    ]  # fmt: skip
+    ids_TK = ids_TK.to(torch.int64).contiguous()
+    expert_G, count_G = expert_G.contiguous(), count_G.contiguous()
+    slot_TK = torch.empty(ids_TK.shape, dtype=torch.int16)
+    code = call(
+        ids_TK.data_ptr(), *ids_TK.shape, expert_G.data_ptr(), count_G.data_ptr(),
+        ranks, ranks_per_node, slots // ranks, experts, rank, relayed, token_far, token_near,
+        slot_TK.data_ptr(),
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"topoep_pick_slots: {_ERRORS[code]}")
+    return slot_TK
 
 
 @cache

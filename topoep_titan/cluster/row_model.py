@@ -1,4 +1,4 @@
-"""The layer time when a dispatcher deduplicates: token ports count rows, hidden vectors on the wire.
+"""The layer time when a dispatcher deduplicates: token ports count rows, vectors on the wire.
 
     alltoall     a row for each assignment
     dedup        a row for each token and rank that executes some of its assignments

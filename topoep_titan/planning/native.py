@@ -77,6 +77,24 @@ def joint(
     )
 
 
+def pick_slots(
+    plan: Plan, ids_TK: Tensor, rank: int, cluster: Cluster, costs: UnitCosts, dispatcher: str
+) -> Tensor:
+    """`row_slots.pick_slots`, compiled. Raises ValueError when the plan is for other ids."""
+    return ops.pick_slots(
+        ids_TK,
+        plan.expert_G,
+        plan.assignments_RG[rank],
+        rank=rank,
+        ranks=cluster.ranks,
+        ranks_per_node=cluster.ranks_per_node,
+        experts=int(plan.expert_G.max()) + 1,
+        relayed=dispatcher == "dedup-node",
+        token_far=costs.token_far,
+        token_near=costs.token_near,
+    )
+
+
 @cache
 def _table(rows: int) -> Tensor:
     return torch.tensor([dataclasses.astuple(recipe) for recipe in TABLE[:rows]], dtype=torch.int32)

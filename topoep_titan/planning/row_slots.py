@@ -1,4 +1,4 @@
-"""Which of a source's tokens use which instance, so that few rows travel; the counts are the plan's.
+"""Which of a source's tokens use which instance, so that few rows travel; a plan gives the counts.
 
 A plan says how many of a source's assignments each instance of an expert executes. Under a
 deduplicating dispatcher it matters which: an assignment that runs where its token goes anyway adds

@@ -18,7 +18,7 @@ from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.transport import CollectiveTransport, Transport
-from topoep_titan.planning import planner_named
+from topoep_titan.planning import make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
 
 # One engine for all layers with the same expert-parallel group and settings; it lives as long as
@@ -91,14 +91,16 @@ class ReplicatedRoutedExperts(RoutedExperts):
         config, ranks = self.config, self.cluster.ranks
         # Without a planner that fills them, or another rank to copy from, slots would stay empty.
         slots = config.replica_slots if ranks > 1 and config.planner != "none" else 0
-        planner = planner_named(config.planner)
         options = {}
-        takes_weight = "balance_weight" in inspect.signature(planner).parameters
+        takes_weight = (
+            "balance_weight" in inspect.signature(planner_named(config.planner)).parameters
+        )
         if takes_weight and config.balance_weight is not None:
             options["balance_weight"] = config.balance_weight
         return Engine(
-            planner=functools.partial(
-                planner,
+            planner=make_planner(
+                config.planner,
+                config.dispatcher,
                 main_E=self.main_E,
                 cluster=self.cluster,
                 model_dims=self.dims,
