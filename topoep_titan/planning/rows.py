@@ -6,7 +6,7 @@ there, and a plan cannot be priced from counts. What a plan costs depends on whi
 instances, and that only the tokens' own rank knows. So planning takes two steps:
 
     propose_rows   Every rank derives the same candidates from the counts: no replicas, then the
-                   joint planner's plan at each row of ``DISCOUNTS``, which say how much of a
+                   joint planner's plan at each row of ``PRICES``, which guess how much of a
                    crossing assignment is a row. It lets its tokens pick instances
                    (`planning.row_slots`) and counts their rows under each candidate.
     (all-gather of those counts, by the caller)
@@ -34,9 +34,10 @@ from topoep_titan.planning.joint import BALANCE_WEIGHT, joint
 from topoep_titan.planning.plan import Plan, unbalanced_plan
 from topoep_titan.planning.row_slots import pick_slots
 
-# Per cent of the price of a far and of a near assignment. Chosen by forward selection on the
-# coupled presets, placed and contiguous, and on skewed loads, seeds 10 and 11.
-DISCOUNTS = ((100, 100), (100, 40), (35, 40), (20, 40), (10, 100))
+# Per cent of the price of a far assignment, of a near one, and of a copy. Chosen by forward
+# selection from 40 on the coupled presets, placed and contiguous, and on skewed loads, seeds 10 and
+# 11, where these five came within 0.3 % of the best of all 40.
+PRICES = ((100, 100, 300), (100, 40, 100), (35, 100, 300), (35, 40, 100), (10, 100, 50))
 MOST_SLOTS = 2**15  # slots are int16
 
 
@@ -85,7 +86,7 @@ def propose_rows(
         balance_weight=balance_weight,
     )
     plans = [unbalanced_plan(load_RE, main_E, replica_slots)]
-    plans += [plan_joint(load_RE, costs=_discounted(costs, *per_cent)) for per_cent in DISCOUNTS]
+    plans += [plan_joint(load_RE, costs=_scaled(costs, *per_cent)) for per_cent in PRICES]
     pick = native.pick_slots if compiled else pick_slots
     slots = [pick(plan, ids_TK, rank, cluster, costs, dispatcher) for plan in plans]
     per_rank = experts // ranks + replica_slots
@@ -132,11 +133,13 @@ def plan_in_rows(ids_of_ranks: Sequence[Tensor], load_RE: Tensor, **settings) ->
     return finished[0][0], [slot_TK for _, slot_TK in finished]
 
 
-def _discounted(costs: UnitCosts, far: int, near: int) -> UnitCosts:
+def _scaled(costs: UnitCosts, far: int, near: int, copy: int) -> UnitCosts:
     return replace(
         costs,
         token_far=costs.token_far * far // 100,
         token_near=costs.token_near * near // 100,
+        copy_far=costs.copy_far * copy // 100,
+        copy_near=costs.copy_near * copy // 100,
     )
 
 
