@@ -19,6 +19,7 @@ ROW_KEYS = [
     "planner", "implementation", "experts", "top_k", "hidden", "moe_intermediate", "ranks",
     "ranks_per_node", "replica_slots", "workload", "router_skew", "seed", "max_over_mean",
     "inter_node_fraction", "replica_served_fraction", "modelled_us", "plan_us", "bound_us",
+    "best_us", "balance_weight",
 ]  # fmt: skip
 TERMS = ["compute", "token", "replica", "plan", "total"]
 
@@ -215,6 +216,11 @@ def test_bench_prints_rows_for_scripts_and_a_table_for_people(capsys, monkeypatc
     monkeypatch.setattr("topoep_titan.cli.TINY_CELLS", ("tiny-2x4",))
     assert main([*command, "--bounds", "--planner", "none,topoep"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 3 * 2 * 6  # none, topoep compiled and not; two cells
+    assert len(lines) == 1 + 3 * 2 * 6 + 1  # none, topoep compiled and not, two slots; no summary
+
+    weights = ["--balance-weight", "0,150", "--planner", "joint", "--fastest", "--json"]
+    assert main([*command, *weights]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]  # nothing else on stdout
+    assert {row["balance_weight"] for row in rows} == {0, 150}
     assert main(["bench-planner", "--cells", "mars"]) == 2
     refused(capsys, "unknown cell 'mars'")

@@ -24,9 +24,10 @@ from topoep_titan.planning.bench import (
     DEFAULT_CELLS,
     TINY_CELLS,
     bench_rows,
-    table_line,
     timed,
 )
+from topoep_titan.planning.bench_table import summary_lines, table_line
+from topoep_titan.planning.joint import BALANCE_WEIGHT
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
@@ -231,6 +232,10 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     add("--planner", type=_names, help="only these (default: every planner)")
     add("--slots", type=integer_list, default=(2,), help="replica slots a rank (default: 2)")
     add("--seeds", type=integer_list, default=(0,), help="seeds of the workloads (default: 0)")
+    add(
+        "--balance-weight", type=integer_list, default=(BALANCE_WEIGHT,),
+        help=f"of joint, per cent (default: {BALANCE_WEIGHT})",
+    )  # fmt: skip
     add("--cluster", default=DEFAULT_CLUSTER, help="rates, name or .toml (default: %(default)s)")
     add("--fastest", action="store_true", help="leave out the specification of compiled planners")
     add("--bounds", action="store_true", help=f"add {','.join(TINY_CELLS)} with their MILP bounds")
@@ -241,18 +246,23 @@ def _bench(arguments: argparse.Namespace) -> int:
     cells = arguments.cells or DEFAULT_CELLS
     if arguments.bounds:
         cells = (*cells, *(cell for cell in TINY_CELLS if cell not in cells))
-    for option, values in (("--slots", arguments.slots), ("--seeds", arguments.seeds)):
-        if min(values) < 0:
-            raise InputError(f"{option} holds {min(values)}; give integers of at least 0")
+    for option in ("slots", "seeds", "balance_weight"):
+        if min(getattr(arguments, option)) < 0:
+            raise InputError(
+                f"--{option.replace('_', '-')} holds {min(getattr(arguments, option))}; "
+                "give integers of at least 0"
+            )
     rows = []
     torch.set_num_threads(1)  # one core, as a rank's planner has
+    people = sys.stderr if arguments.json else sys.stdout
+    print(table_line(None), file=people)
     for row in bench_rows(
         load_cluster(arguments.cluster), cells, arguments.planner, arguments.slots,
-        arguments.seeds, arguments.bounds, arguments.fastest,
+        arguments.seeds, arguments.balance_weight, arguments.bounds, arguments.fastest,
     ):  # fmt: skip
-        if not arguments.json:
-            print(table_line(row) if rows else f"{table_line(None)}\n{table_line(row)}", flush=True)
+        print(table_line(row), file=people, flush=True)
         rows.append(row)
+    print("", *summary_lines(rows), sep="\n", file=people)
     if arguments.json:
         print(json.dumps({"rows": rows}))
     return 0

@@ -48,6 +48,8 @@ def plan_joint(
     *,
     replica_slots: int,
     ranks_per_node: int,
+    token_bytes: int,
+    expert_bytes: int,
     prices: tuple[int, int, int, int, int, int],
     balance_weight: int,
     table: Tensor,
@@ -61,7 +63,8 @@ def plan_joint(
     if table.ndim != 2 or table.shape[1] != 5 or table.dtype != torch.int32:
         raise ValueError(f"table must be int32 (rows, 5), got {table.dtype} {tuple(table.shape)}")
     table = table.contiguous()
-    call = cpu_function("topoep_plan_joint", *[c_int64] * 7, c_void_p, c_int64, c_int64)
+    call = cpu_function("topoep_plan_joint", *[c_int64] * 9, c_void_p, c_int64, c_int64)
+    prices = (token_bytes, expert_bytes, *prices)
     settings = (*prices, balance_weight, table.data_ptr(), len(table), rounds)
     return _plan(call, load_RE, main_E, replica_slots, ranks_per_node, settings)
 

@@ -17,7 +17,8 @@ def _library():
 
 def plan_joint(load_RE, main_E, **changes):
     settings = {
-        "replica_slots": 1, "ranks_per_node": 2, "prices": PRICES, "balance_weight": 60,
+        "replica_slots": 1, "ranks_per_node": 2, "token_bytes": 16, "expert_bytes": 48,
+        "prices": PRICES, "balance_weight": 60,
         "table": TABLE, "rounds": 10, **changes,
     }  # fmt: skip
     return ops.plan_joint(load_RE, main_E, **settings)

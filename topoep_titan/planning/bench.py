@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from topoep_titan.cluster import Cluster, ModelDims
 from topoep_titan.errors import InputError
 from topoep_titan.planning import FREE_PLANNERS, NATIVE, REFERENCE
 from topoep_titan.planning.bounds import MILP_EXPERTS, MILP_RANKS, milp_bound, relaxed_bound
+from topoep_titan.planning.joint import BALANCE_WEIGHT
 from topoep_titan.planning.native import is_built
 from topoep_titan.planning.plan import Plan, contiguous_mains
 from topoep_titan.planning.quality import plan_quality
@@ -25,7 +27,7 @@ TOKENS = 4096  # of one rank and microbatch, as the paper trains
 ROUTER_SKEWS = (0.0, -0.5, -1.0, -2.0, -4.0)
 WARM_UPS, REPEATS = 20, 200  # as the paper times its solver (Figure 11)
 SLOW_US, SLOW_REPEATS = 5000.0, 5  # a call above 5 ms is timed five times without warm-up
-MILP_SECONDS = 15.0  # of one search
+MILP_SECONDS = 60.0  # of one search
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ CELLS = {
     "e640": Cell(640, 8, 2048, 768, 32, 8),
     "glm-32": Cell(128, 8, 4096, 1408, 32, 8),
     "deepseek-32": Cell(160, 6, 5120, 1536, 32, 8),
-    # Many domains, and two large ones (NVL32, NVL72).
+    # One node of eight; many domains; two large ones (NVL32, NVL72).
+    "qwen3-8": Cell(128, 8, 2048, 768, 8, 8),
     "e640-8x8": Cell(640, 8, 2048, 768, 64, 8),
     "e640-16x8": Cell(640, 8, 2048, 768, 128, 8),
     "e640-2x32": Cell(640, 8, 2048, 768, 64, 32),
@@ -59,10 +62,12 @@ CELLS = {
     "time-1024": Cell(1024, 8, 2048, 768, 32, 8),
     # Small enough for the rank-level bound.
     "tiny-2x4": Cell(16, 4, 2048, 768, 8, 4),
+    "tiny-2x4-32": Cell(32, 4, 2048, 768, 8, 4),
+    "tiny-4x2": Cell(16, 4, 2048, 768, 8, 2),
     "tiny-4x4": Cell(32, 4, 2048, 768, 16, 4),
     "tiny-2x8": Cell(64, 8, 2048, 768, 16, 8),
 }
-TINY_CELLS = ("tiny-2x4", "tiny-4x4", "tiny-2x8")  # added by --bounds
+TINY_CELLS = tuple(name for name in CELLS if name.startswith("tiny-"))  # added by --bounds
 TIME_CELLS = tuple(name for name in CELLS if name.startswith("time-"))  # compiled, skew -2 only
 WIDE_CELLS = ("e640-8x8", "e640-16x8", "e640-2x32", "e576-2x72")  # minutes: only when named
 DEFAULT_CELLS = tuple(name for name in CELLS if name not in (*TINY_CELLS, *WIDE_CELLS))
@@ -75,18 +80,30 @@ class Contestant:
     implementation: Literal["reference", "native", "cuda"]
     function: Callable[..., Plan]
     bounded: bool = True  # pinned mains and S slots: the lower bounds hold
+    balance_weight: int | None = None  # None: not a setting of the planner
 
 
-def contestants() -> list[Contestant]:
-    """Everything that can plan on this machine."""
+def contestants(balance_weights: Sequence[int] = (BALANCE_WEIGHT,)) -> list[Contestant]:
+    """Everything that can plan on this machine; `joint` once for each balance weight."""
+
+    def entrants(planners: dict, implementation: str, bounded: bool = True) -> list[Contestant]:
+        return [
+            Contestant(
+                name, implementation, partial(planner, **settings), bounded, *settings.values()
+            )
+            for name, planner in planners.items()
+            for settings in (
+                [{"balance_weight": weight} for weight in balance_weights]
+                if name == "joint"
+                else [{}]
+            )
+        ]
+
     native = NATIVE if is_built() else {}
     return [
-        *(Contestant(name, "reference", planner) for name, planner in REFERENCE.items()),
-        *(Contestant(name, "native", planner) for name, planner in native.items()),
-        *(
-            Contestant(name, "reference", planner, bounded=False)
-            for name, planner in FREE_PLANNERS.items()
-        ),
+        *entrants(REFERENCE, "reference"),
+        *entrants(native, "native"),
+        *entrants(FREE_PLANNERS, "reference", bounded=False),
     ]
 
 
@@ -96,21 +113,24 @@ def bench_rows(
     planners: Sequence[str] | None = None,
     slots: Sequence[int] = (2,),
     seeds: Sequence[int] = (0,),
+    balance_weights: Sequence[int] = (BALANCE_WEIGHT,),
     with_milp: bool = False,
     fastest: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One row for each cell, workload, seed, number of slots and planner, as they are measured.
 
     ``cluster`` gives the rates; its size follows the cell. ``bound_us`` is the relaxed bound, or
-    the MILP's where ``with_milp`` and the cell is small enough, and None for the published forms
-    that the bounds do not cover. ``fastest`` leaves out the Python specification of a planner that
-    is compiled. Raises InputError for an unknown cell or planner.
+    the MILP's where ``with_milp`` and the cell is small enough; ``best_us`` the best solution that
+    the MILP's search found, else None. Both are None for the published forms, which they do not
+    cover. ``fastest`` leaves out the Python specification of a planner that is compiled. Raises
+    InputError for an unknown cell or planner.
     """
-    chosen = [c for c in contestants() if planners is None or c.planner in planners]
+    everyone = contestants(balance_weights)
+    chosen = [c for c in everyone if planners is None or c.planner in planners]
     if fastest:
         compiled = {c.planner for c in chosen if c.implementation == "native"}
         chosen = [c for c in chosen if c.implementation == "native" or c.planner not in compiled]
-    _check_names("planner", planners or (), [c.planner for c in contestants()])
+    _check_names("planner", planners or (), [c.planner for c in everyone])
     _check_names("cell", cells, list(CELLS))
     for name in cells:
         cell = CELLS[name]
@@ -127,7 +147,7 @@ def bench_rows(
                         "model_dims": ModelDims(cell.hidden, cell.moe_intermediate),
                         "replica_slots": replica_slots,
                     }
-                    bound_us = _bound(load_RE, problem, with_milp) / 1e6
+                    bounds = _bounds(load_RE, problem, with_milp)
                     for contestant in planning:
                         yield {
                             "planner": contestant.planner,
@@ -138,7 +158,8 @@ def bench_rows(
                             "router_skew": router_skew,
                             "seed": seed,
                             **_measure(contestant, load_RE, problem),
-                            "bound_us": bound_us if contestant.bounded else None,
+                            **(bounds if contestant.bounded else dict.fromkeys(bounds)),
+                            "balance_weight": contestant.balance_weight,
                         }
 
 
@@ -158,28 +179,6 @@ def timed(call: Callable[[], Plan]) -> tuple[Plan, float]:
     return plan, statistics.median(once() for _ in range(REPEATS))
 
 
-def table_line(row: dict[str, Any] | None) -> str:
-    """One line of the terminal's table; the heading for None."""
-    if row is None:
-        return (
-            f"{'planner':14}{'':10}{'E/K/D/F':>15} {'group':>6} {'S':>2} "
-            f"{'workload':>9} {'seed':>4}{'max/mean':>10}{'inter':>8}{'replica':>9}"
-            f"{'modelled':>11}{'/bound':>8}{'plan':>11}"
-        )
-    shape = "/".join(str(row[k]) for k in ("experts", "top_k", "hidden", "moe_intermediate"))
-    group = f"{row['ranks'] // row['ranks_per_node']}x{row['ranks_per_node']}"
-    skew_of = "" if row["router_skew"] is None else f" {row['router_skew']:g}"
-    total = row["modelled_us"]["total"]
-    ratio = f"{total / row['bound_us']:.2f}" if row["bound_us"] else "-"
-    return (
-        f"{row['planner']:14}{row['implementation']:10}{shape:>15} {group:>6} "
-        f"{row['replica_slots']:2} {row['workload'] + skew_of:>9} {row['seed']:4}"
-        f"{row['max_over_mean']:10.3f}{row['inter_node_fraction']:8.1%}"
-        f"{row['replica_served_fraction']:9.1%}{total / 1e3:8.2f} ms{ratio:>8}"
-        f"{row['plan_us']:8.0f} us"
-    )
-
-
 def _draw(cell: Cell, router_skew: float | None, seed: int) -> Tensor:
     shape = cell.experts, cell.top_k, cell.ranks, TOKENS
     if router_skew is None:
@@ -187,11 +186,15 @@ def _draw(cell: Cell, router_skew: float | None, seed: int) -> Tensor:
     return load_of(skew(*shape, router_skew=router_skew, seed=seed), cell.experts)
 
 
-def _bound(load_RE: Tensor, problem: dict[str, Any], with_milp: bool) -> int:
+def _bounds(load_RE: Tensor, problem: dict[str, Any], with_milp: bool) -> dict[str, float | None]:
     ranks, experts = load_RE.shape
-    if with_milp and ranks <= MILP_RANKS and experts <= MILP_EXPERTS:
-        return milp_bound(load_RE, **problem, time_limit=MILP_SECONDS).total
-    return relaxed_bound(load_RE, **problem)
+    if not (with_milp and ranks <= MILP_RANKS and experts <= MILP_EXPERTS):
+        return {"bound_us": relaxed_bound(load_RE, **problem) / 1e6, "best_us": None}
+    found = milp_bound(load_RE, **problem, time_limit=MILP_SECONDS)
+    return {
+        "bound_us": found.total / 1e6,
+        "best_us": None if found.best is None else found.best / 1e6,
+    }
 
 
 def _measure(contestant: Contestant, load_RE: Tensor, problem: dict[str, Any]) -> dict[str, Any]:

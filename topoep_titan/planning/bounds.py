@@ -33,8 +33,8 @@ MILLISECOND = 1e9  # in picoseconds: the solver's unit of time, near 1 for numer
 @dataclass(frozen=True)
 class MilpBound:
     total: int  # picoseconds: no plan takes less
+    best: int | None  # picoseconds of the best plan found, token counts fractional; None: none yet
     closed: bool  # the search ended; otherwise the time limit did and the bound is weaker
-    gap: float | None  # relative distance to the best solution found; None: the search found none
 
 
 def relaxed_bound(
@@ -74,7 +74,7 @@ def milp_bound(
         )
     none, solvable = _none(load_RE, main_E, cluster, model_dims, replica_slots)
     if not solvable:
-        return MilpBound(none, closed=True, gap=0.0)
+        return MilpBound(none, best=none, closed=True)
     costs = unit_costs(cluster, model_dims)
     load = load_RE.double().numpy() * ranks / float(load_RE.sum())
     model = _rank_model(load, main_E.numpy(), cluster, costs, replica_slots, _unit(load_RE))
@@ -83,7 +83,8 @@ def milp_bound(
     relaxed = relaxed_bound(
         load_RE, main_E=main_E, cluster=cluster, model_dims=model_dims, replica_slots=replica_slots
     )
-    return MilpBound(max(total, relaxed), closed=result.status == 0, gap=result.mip_gap)
+    best = None if result.x is None else min(none, int(result.fun * MILLISECOND) + costs.plan)
+    return MilpBound(max(total, relaxed), best, closed=result.status == 0)
 
 
 def _none(load_RE, main_E, cluster, model_dims, replica_slots) -> tuple[int, bool]:

@@ -36,19 +36,23 @@ ceil(assignments / R).
    slot is reserved for each waiting expert, and at most min(most_out, S) far copies arrive on a
    rank. What finds no room stays on its main; a brought expert that finds no slot makes the
    candidate void.
-4. Sweep. Each candidate is priced; its promise is its score with each peak of load, far and near
-   port, domain by domain, halfway down to the mean over the domain's ranks, for relief levels
-   peaks. The lowest promise wins, then the lowest row.
-5. Relief (joint_relieve). In turn for the far in-port, the load, the near port and the copy port:
-   the WIDTH heaviest experts of the busiest rank (for copies: the smallest replicas that use its
-   port) try each other instance, and in each domain the least loaded rank with a free slot, moving
-   half the gap of that port (copies: the whole quota) without lifting the busiest load. Only the
-   two domains involved are served anew. The move with the lowest score is made, ties by the priced
-   work near the peaks; at most `rounds` moves, until no kind has one.
+4. Starts. The candidates of the table's rows, then the replicas of `topoep` with the quotas that it
+   gives them, then empty slots. Each is priced; its promise is its score with each peak of load,
+   far and near port, domain by domain, halfway down to the mean over the domain's ranks, for
+   relief levels peaks. The RELIEVED // R**2 starts (at least one) with the lowest promise go on,
+   first ones on ties: a small group can afford to look at all of them.
+5. Relief (joint_relieve) of each. In turn for the far in-port, the load, the near port and the copy
+   port: the WIDTH heaviest experts of the busiest rank (for copies: the smallest replicas that use
+   its port) try each other instance, and in each domain the least loaded rank with a free slot,
+   moving half the gap of that port (copies: the whole quota) without lifting the busiest load. Only
+   the two domains involved are served anew. The move with the lowest score is made, ties by the
+   priced work near the peaks; at most `rounds` moves, until no kind has one. The start that ends
+   with the lowest score wins, the most promising on ties.
 6. The plan without replicas is returned when it is not slower (planning and transfer charged).
 
 The rows of the table were chosen by forward selection on skewed and Zipf loads of 8 to 128 ranks,
-seeds 10 to 12; its size, ROUNDS, WIDTH, GRAIN and BAND while looking at seeds 0 to 4 and 20 to 22.
+seeds 10 to 12, the last one for small groups; ROUNDS, RELIEVED, WIDTH, GRAIN and BAND while looking
+at seeds 0 to 4 and 20 to 22.
 """
 
 from itertools import accumulate
@@ -75,6 +79,7 @@ from topoep_titan.planning.joint_ports import (
 )
 from topoep_titan.planning.joint_relieve import relieve
 from topoep_titan.planning.plan import Plan, main_slots, unbalanced_plan
+from topoep_titan.planning.topoep import topoep
 
 TABLE = (
     Recipe(copies=4, share=7, whole=0, select_far=20, fill_far=0),
@@ -83,9 +88,11 @@ TABLE = (
     Recipe(copies=2, share=5, whole=0, select_far=55, fill_far=70),
     Recipe(copies=5, share=8, whole=1, select_far=30, fill_far=10),
     Recipe(copies=7, share=6, whole=0, select_far=5, fill_far=50),
+    Recipe(copies=12, share=8, whole=1, select_far=0, fill_far=0),
 )
 BALANCE_WEIGHT = 60
 ROUNDS = 120
+RELIEVED = 768  # starts that are relieved, times ranks squared: a start costs about that
 
 
 def joint(
@@ -100,8 +107,8 @@ def joint(
     rounds: int = ROUNDS,
     costs: UnitCosts | None = None,
 ) -> Plan:
-    """The best candidate of the first ``rows`` of ``TABLE``, relieved by at most ``rounds`` moves;
-    the plan without replicas when that is not slower.
+    """The best start, relieved by at most ``rounds`` moves, of the first ``rows`` of ``TABLE``,
+    ``topoep`` and empty slots; the plan without replicas when that is not slower.
 
     ``balance_weight``: per cent of the compute term that a score adds. ``costs``: other prices than
     those of the cluster. ``load_RE`` and ``main_E`` are trusted; validate what a user gave with
@@ -109,9 +116,17 @@ def joint(
     """
     costs = costs or unit_costs(cluster, model_dims)
     problem = make_problem(load_RE, main_E, cluster, costs, replica_slots, balance_weight)
-    none = _time_without_replicas(problem)
-    slots = _sweep(problem, TABLE[:rows])
-    if slots is None or total_time(problem, relieve(problem, slots, rounds)) >= none:
+    published = topoep(
+        load_RE,
+        main_E=main_E,
+        cluster=cluster,
+        model_dims=model_dims,
+        replica_slots=replica_slots,
+    )
+    starts = _starts(problem, TABLE[:rows], published)
+    relieved = [(slots, relieve(problem, slots, rounds)) for slots in starts]
+    slots, peaks = min(relieved, key=lambda pair: score(problem, pair[1]))
+    if total_time(problem, peaks) >= _time_without_replicas(problem):
         return unbalanced_plan(load_RE, main_E, replica_slots)
     return split(problem, slots, load_RE, main_E)
 
@@ -123,12 +138,27 @@ def _time_without_replicas(problem: Problem) -> int:
     )
 
 
-def _sweep(problem: Problem, table: tuple[Recipe, ...]) -> Slots | None:
-    """The candidate with the lowest promise, then the lowest row."""
+def _starts(problem: Problem, table: tuple[Recipe, ...], published: Plan) -> list[Slots]:
+    """What is relieved: the most promising first, the order above on ties."""
     pairs = list_pairs(problem)
     candidates = [build(problem, pairs, recipe) for recipe in table]
-    fitting = [slots for slots in candidates if slots is not None]
-    return min(fitting, key=lambda slots: _promise(problem, ports_of(problem, slots)), default=None)
+    starts = [slots for slots in candidates if slots is not None]
+    starts += [_slots_of(problem, published), Slots.empty(problem)]
+    starts.sort(key=lambda slots: _promise(problem, ports_of(problem, slots)))  # stable
+    return starts[: max(1, RELIEVED // problem.ranks**2)]
+
+
+def _slots_of(problem: Problem, plan: Plan) -> Slots:
+    """The plan's replicas with what they execute as quotas, those that execute nothing left out."""
+    slots = Slots.empty(problem)
+    per_rank = plan.expert_G.numel() // problem.ranks
+    for n in range(len(slots.expert_N)):
+        rank, position = divmod(n, problem.slots_per_rank)
+        slot = (rank + 1) * per_rank - problem.slots_per_rank + position
+        slots.quota_N[n] = int(plan.assignments_RG[:, slot].sum())
+        if slots.quota_N[n]:
+            slots.expert_N[n] = int(plan.expert_G[slot])
+    return slots
 
 
 def _promise(problem: Problem, ports: Ports) -> int:

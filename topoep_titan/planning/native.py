@@ -69,6 +69,8 @@ def joint(
             main_E,
             replica_slots=replica_slots,
             ranks_per_node=cluster.ranks_per_node,
+            token_bytes=model_dims.token_bytes,
+            expert_bytes=model_dims.expert_bytes,
             prices=dataclasses.astuple(costs),
             balance_weight=balance_weight,
             table=_table(rows),

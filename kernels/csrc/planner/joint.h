@@ -1,9 +1,10 @@
-// The joint planner: candidates from a table of recipes, the best one relieved, never worse than
-// none.
+// The joint planner: candidates from a table of recipes, the published rule and empty slots; the
+// most promising relieved, never worse than none.
 #pragma once
 
 #include "joint_build.h"
 #include "joint_relieve.h"
+#include "topoep.h"
 
 namespace topoep::joint {
 
@@ -30,21 +31,55 @@ inline i64 promise(const Joint& j) {
   return price_peaks(j, all).score;
 }
 
-// Every row's candidate; the one with the best promise, then the lowest row, ends in `best`. False
-// when none can be built.
-inline bool sweep(Joint& j, const Recipe* table, int rows) {
-  i64 lowest = kNever;
+// Keeps the start in `trial` if it is one of the most promising so far, the earlier ones on ties.
+inline void enter(Joint& j) {
+  price(j, j.trial);
+  unlink(j, j.trial);
+  const i64 value = promise(j);
+  int at = j.starts;
+  while (at > 0 && j.start_promise[at - 1] > value) --at;
+  if (at == j.max_starts) return;
+  if (j.starts < j.max_starts) ++j.starts;
+  const Slots last = j.start[j.starts - 1];
+  for (int i = j.starts - 1; i > at; --i) {
+    j.start[i] = j.start[i - 1];
+    j.start_promise[i] = j.start_promise[i - 1];
+  }
+  j.start[at] = j.trial;
+  j.start_promise[at] = value;
+  j.trial = last;
+}
+
+inline void clear(const Joint& j, Slots& s) {
+  std::fill(s.expert, s.expert + i64(j.p.R) * j.p.S, -1);
+}
+
+// The published rule's replicas, with what they execute as quotas; uses the output as scratch.
+inline void take_published(Joint& j) {
+  const Problem& p = j.p;
+  plan_topoep(j.published);
+  std::fill(j.trial.quota, j.trial.quota + i64(p.R) * p.S, 0);
+  for (int s = 0; s < p.R; ++s) {
+    for (int k = 0; k < p.R * p.S; ++k) {
+      j.trial.quota[k] += j.assignments_RG[i64(s) * p.G + p.slot(k / p.S, p.e + k % p.S)];
+    }
+  }
+  for (int k = 0; k < p.R * p.S; ++k) {
+    j.trial.expert[k] = j.trial.quota[k] ? j.expert_G[p.slot(k / p.S, p.e + k % p.S)] : -1;
+  }
+}
+
+// Every start, of which the most promising remain.
+inline void list_starts(Joint& j, const Recipe* table, int rows) {
+  j.starts = 0;
   for (int row = 0; row < rows; ++row) {
     select_pairs(j, table[row]);
-    if (!build(j, table[row])) continue;
-    price(j, j.trial);
-    unlink(j, j.trial);
-    const i64 value = promise(j);
-    if (value >= lowest) continue;
-    lowest = value;
-    std::swap(j.trial, j.best);
+    if (build(j, table[row])) enter(j);
   }
-  return lowest < kNever;
+  take_published(j);
+  enter(j);
+  clear(j, j.trial);
+  enter(j);
 }
 
 // Cuts one line of demands by one line of rooms, both by ascending rank.
@@ -126,12 +161,19 @@ inline void write_plan(Joint& j, Slots& s) {
 
 inline void plan_joint(Joint& j, const Recipe* table, int rows, int rounds) {
   set_up(j);
-  std::fill(j.trial.expert, j.trial.expert + j.p.R * j.p.S, -1);
+  clear(j, j.trial);
   const i64 none = price(j, j.trial).total - j.cost.plan;
-  if (!sweep(j, table, rows) || relieve(j, j.best, rounds).total >= none) {
-    std::fill(j.best.expert, j.best.expert + j.p.R * j.p.S, -1);
+  list_starts(j, table, rows);
+  Price lowest{kNever, kNever};
+  int best = 0;
+  for (int i = 0; i < j.starts; ++i) {
+    const Price price = relieve(j, j.start[i], rounds);
+    if (price.score >= lowest.score) continue;
+    lowest = price;
+    best = i;
   }
-  write_plan(j, j.best);
+  if (lowest.total >= none) clear(j, j.start[best]);
+  write_plan(j, j.start[best]);
 }
 
 }  // namespace topoep::joint

@@ -9,8 +9,11 @@
 #include <algorithm>
 
 #include "problem.h"
+#include "topoep.h"
 
 namespace topoep::joint {
+
+constexpr int kRelieved = 768;  // starts that are relieved, times ranks squared
 
 struct JointCosts {
   i64 assignment, token_far, token_near, copy_far, copy_near, plan;  // picoseconds
@@ -85,7 +88,7 @@ struct Joint {
   i64 *far_in_left, *far_out_left;      // [R], [M]
   i32 *item_size, *item_expert, *item_source;
   i32 *used, *arrived, *brought;        // [g], [g], [g*S]
-  Slots trial, best;
+  Slots trial;
 
   // Price
   i32 *column_of, *columns;             // [E], [E][R]: load of one expert, gathered on first use
@@ -97,6 +100,12 @@ struct Joint {
   Instances inst;
   i32* share;                           // [R] assignments of a source that leave its domain
 
+  // What relief may start from: slots that were priced, the most promising first.
+  int starts, max_starts;
+  Slots* start;        // [max_starts]
+  i64* start_promise;  // [max_starts]
+
+  Topoep published;  // the published rule, on the same problem
   i32* expert_G;
   i32* assignments_RG;
 
@@ -159,7 +168,14 @@ inline void carve(Joint& j, Workspace& w) {
   for (i32** a : {&j.used, &j.arrived}) *a = ints(g);
   j.brought = ints(g * p.S);
   j.trial = take_slots(p, w);
-  j.best = take_slots(p, w);
+  j.max_starts = i32(std::max<i64>(1, kRelieved / (R * R)));
+  j.start = w.take<Slots>(j.max_starts);
+  j.start_promise = w.take<i64>(j.max_starts);
+  for (int i = 0; i < j.max_starts; ++i) {
+    const Slots slots = take_slots(p, w);
+    if (j.start) j.start[i] = slots;
+  }
+  carve_scratch(j.published, p, w);
   j.columns = ints(E * R);
   j.peaks = w.take<DomainPeaks>(M);
   j.inst = {0, ints(R), ints(R), ints(R), ints(R), ints(R), ints(R)};

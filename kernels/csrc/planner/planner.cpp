@@ -114,15 +114,17 @@ API int topoep_plan_topoep(const void* load, int load_is_int64, const i32* main,
   state.cost = {token_bytes, expert_bytes, token_far, token_near};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
+  sum_demand(state.p);
   plan_topoep(state);
   return kOk;
 }
 
 // table [rows][5] of joint::Recipe; otherwise as above.
 API int topoep_plan_joint(const void* load, int load_is_int64, const i32* main, i64 R, i64 E, i64 S,
-                          i64 g, i64 assignment, i64 token_far, i64 token_near, i64 copy_far,
-                          i64 copy_near, i64 plan, i64 balance_weight, const i32* table, i64 rows,
-                          i64 rounds, i32* expert_G, i32* assignments_RG) {
+                          i64 g, i64 token_bytes, i64 expert_bytes, i64 assignment, i64 token_far,
+                          i64 token_near, i64 copy_far, i64 copy_near, i64 plan,
+                          i64 balance_weight, const i32* table, i64 rows, i64 rounds,
+                          i32* expert_G, i32* assignments_RG) {
   using namespace topoep;
   joint::Joint state;
   i64 total = 0;
@@ -141,12 +143,17 @@ API int topoep_plan_joint(const void* load, int load_is_int64, const i32* main, 
   // The excess counts a rank's traffic in and out; a score adds the weighted compute term.
   if (!prices_fit({assignment, token_far, token_far, token_near, token_near}, total) ||
       !prices_fit({assignment}, total / 100 * balance_weight + balance_weight) ||
-      !prices_fit({copy_far, copy_near}, R * S) || !prices_fit({plan}, 1)) {
+      !prices_fit({copy_far, copy_near}, R * S) || !prices_fit({plan}, 1) ||
+      !prices_fit({token_bytes, token_bytes}, total) || !prices_fit({expert_bytes}, 1)) {
     return kBadCost;
   }
   state.cost = {assignment, token_far, token_near, copy_far, copy_near, plan, balance_weight};
   state.expert_G = expert_G;
   state.assignments_RG = assignments_RG;
+  state.published.p = state.p;
+  state.published.cost = {token_bytes, expert_bytes, token_far, token_near};
+  state.published.expert_G = expert_G;
+  state.published.assignments_RG = assignments_RG;
   plan_joint(state, recipes, int(rows), int(std::min<i64>(rounds, INT32_MAX)));
   return kOk;
 }

@@ -27,14 +27,19 @@ struct Topoep {
   i32* assignments_RG;
 };
 
+// All but the problem's own.
+inline void carve_scratch(Topoep& t, const Problem& p, Workspace& w) {
+  t.occupied = w.take<i32>(p.R);
+  t.chosen = w.take<i32>(i64(p.g) * p.S + 1);
+  t.instances = w.take<i32>(p.R);
+  t.used = w.take<i64>(i64(p.g) * p.per);
+  t.before = w.take<i64>(i64(p.g) * p.per);
+  t.load = w.take<i64>(p.g);
+}
+
 inline void carve(Topoep& t, Workspace& w) {
   carve(t.p, w);
-  t.occupied = w.take<i32>(t.p.R);
-  t.chosen = w.take<i32>(i64(t.p.g) * t.p.S + 1);
-  t.instances = w.take<i32>(t.p.R);
-  t.used = w.take<i64>(i64(t.p.g) * t.p.per);
-  t.before = w.take<i64>(i64(t.p.g) * t.p.per);
-  t.load = w.take<i64>(t.p.g);
+  carve_scratch(t, t.p, w);
 }
 
 // Stage 1: the domain's g*S largest positive benefits. Ranks are filled least occupied first,
@@ -199,9 +204,9 @@ inline void commit(Topoep& t, int d, const Move& move) {
   t.load[move.target] += move.delta;
 }
 
+// The problem's demand is summed already.
 inline void plan_topoep(Topoep& t) {
   const Problem& p = t.p;
-  sum_demand(t.p);
   write_mains(p, t.expert_G, t.assignments_RG);
   std::memset(t.occupied, 0, sizeof(i32) * p.R);
   for (int d = 0; d < p.M; ++d) bring_experts(t, d);
