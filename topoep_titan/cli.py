@@ -255,12 +255,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     rows = []
     torch.set_num_threads(1)  # one core, as a rank's planner has
     people = sys.stderr if arguments.json else sys.stdout
-    print(table_line(None), file=people)
     for row in bench_rows(
         load_cluster(arguments.cluster), cells, arguments.planner, arguments.slots,
         arguments.seeds, arguments.balance_weight, arguments.bounds, arguments.fastest,
     ):  # fmt: skip
-        print(table_line(row), file=people, flush=True)
+        lines = [table_line(row)] if rows else [table_line(None), table_line(row)]
+        print(*lines, sep="\n", file=people, flush=True)
         rows.append(row)
     print("", *summary_lines(rows), sep="\n", file=people)
     if arguments.json:
