@@ -23,24 +23,22 @@ from torch import Tensor
 
 from topoep_titan.execution.hops import Hop, Route, Take
 from topoep_titan.execution.transport import Parcel, Transport, to_host
-from topoep_titan.planning.plan import Plan, cut_assignments
+from topoep_titan.planning.plan import Plan
 
 # What one chunk does with (x_TD, score_N): its route, the rows and the scores that arrived.
 Dispatch = Callable[[Tensor, Tensor], tuple[Route, Tensor, Tensor]]
 
 
 def plan_chunks(
-    dispatcher: str, plan: Plan, ids_TK: Tensor, transport: Transport, chunks: int
+    dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
 ) -> list[Dispatch]:
     """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU).
 
+    ``slot_TK``: int64, the slot that executes each assignment, as many in each as planned.
     Collective for the deduplicating dispatchers, and so are the calls: all ranks must make them in
     the same order. A call maps x (T, D) and scores (T*K,) to the chunk's route, the arrived rows
     (before ``route.expand``) and the score of each executed assignment (M,).
     """
-    device = ids_TK.device
-    on_device = Plan(plan.expert_G.to(device), plan.assignments_RG.to(device))
-    slot_TK = cut_assignments(on_device, ids_TK, transport.rank)
     if dispatcher == "alltoall":
         return _alltoall_chunks(plan, slot_TK, transport, chunks)
     return _dedup_chunks(dispatcher, plan, slot_TK, transport, chunks)

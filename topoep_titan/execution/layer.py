@@ -1,8 +1,9 @@
 """One MoE layer's routed experts under a plan, from counts to combined outputs.
 
 Letters: R ranks, E experts, e = E/R mains a rank, S replica slots a rank, T tokens, K top-k,
-D width, F expert width. Order: gather counts, plan, then the pipeline (pull, dispatch, experts,
-combine). The layers of a model share one ``Engine``: transport, lane and buffers.
+D width, F expert width. Order: gather counts, plan (a planner in rows gathers once more), then the
+pipeline (pull, dispatch, experts, combine). The layers of a model share one ``Engine``: transport,
+lane and buffers.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
 from topoep_titan.execution.transport import Transport
-from topoep_titan.planning.plan import Plan, check_plan
+from topoep_titan.planning.plan import Plan, RowPlanner, check_plan, check_slots, cut_assignments
 
 
 class PlanMismatchError(RuntimeError):
@@ -30,7 +31,7 @@ class PlanMismatchError(RuntimeError):
 class Engine:
     """What the layers of a model share on one rank of an expert-parallel group."""
 
-    planner: Callable[[Tensor], Plan]  # load_RE on the CPU to a Plan; deterministic
+    planner: Callable[[Tensor], Plan] | RowPlanner  # load_RE on the CPU to a Plan; deterministic
     main_E: Tensor
     replica_slots: int
     dispatcher: str  # "alltoall", "dedup" or "dedup-node"
@@ -72,11 +73,10 @@ def run_layer(
     load_RE = transport.gather(counts_E)
     transport.host_syncs += load_RE.is_cuda
     load_RE = load_RE.cpu()
-    started = time.perf_counter()
-    plan = engine.planner(load_RE)
-    plan_seconds = time.perf_counter() - started
+    plan, slot_TK, plan_seconds = _plan(engine, load_RE, ids_TK)
     if engine.verify_plan or engine.buffers is None:  # at least the first plan of a run
         check_plan(plan, load_RE, engine.main_E, engine.replica_slots)
+        check_slots(plan, slot_TK, transport.rank)
     if engine.verify_plan:
         check_same_plan(plan, transport, x_TD.device)
     if engine.buffers is None:
@@ -88,7 +88,7 @@ def run_layer(
             one_sided=transport.one_sided,
         )
     call = Call(
-        chunks=plan_chunks(engine.dispatcher, plan, ids_TK, transport, engine.chunks),
+        chunks=plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks),
         copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
@@ -98,6 +98,27 @@ def run_layer(
     )
     out_TD = routed_experts(x_TD, scores_TK, weights, call)
     return out_TD, LayerRecord(load_RE, plan, plan_seconds)
+
+
+def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor, float]:
+    """The plan (on the CPU), the slot of each assignment (on the device), seconds of planning."""
+    transport, planner, device = engine.transport, engine.planner, ids_TK.device
+    if not isinstance(planner, RowPlanner):
+        started = time.perf_counter()
+        plan = planner(load_RE)
+        seconds = time.perf_counter() - started
+        on_device = Plan(plan.expert_G.to(device), plan.assignments_RG.to(device))
+        return plan, cut_assignments(on_device, ids_TK, transport.rank), seconds
+    transport.host_syncs += 2 * ids_TK.is_cuda
+    ids_TK = ids_TK.cpu()
+    started = time.perf_counter()
+    proposal = planner.propose(ids_TK, load_RE, rank=transport.rank)
+    proposed = time.perf_counter()
+    rows_RCX = transport.gather(proposal.rows_CX.to(device)).cpu()
+    gathered = time.perf_counter()
+    plan, slot_TK = planner.finish(proposal, rows_RCX)
+    seconds = time.perf_counter() - gathered + proposed - started  # the wait for others left out
+    return plan, slot_TK.to(device, torch.int64), seconds
 
 
 def check_same_plan(plan: Plan, transport: Transport, device: torch.device) -> None:

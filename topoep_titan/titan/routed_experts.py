@@ -18,7 +18,7 @@ from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.transport import CollectiveTransport, Transport
-from topoep_titan.planning import planner_named
+from topoep_titan.planning import make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.config import used_slots
 
@@ -91,14 +91,16 @@ class ReplicatedRoutedExperts(RoutedExperts):
     def _make_engine(self) -> Engine:
         config, ranks = self.config, self.cluster.ranks
         slots = used_slots(config.planner, config.replica_slots, ranks)
-        planner = planner_named(config.planner)
         options = {}
-        takes_weight = "balance_weight" in inspect.signature(planner).parameters
+        takes_weight = (
+            "balance_weight" in inspect.signature(planner_named(config.planner)).parameters
+        )
         if takes_weight and config.balance_weight is not None:
             options["balance_weight"] = config.balance_weight
         return Engine(
-            planner=functools.partial(
-                planner,
+            planner=make_planner(
+                config.planner,
+                config.dispatcher,
                 main_E=self.main_E,
                 cluster=self.cluster,
                 model_dims=self.dims,

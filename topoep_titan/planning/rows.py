@@ -1,0 +1,154 @@
+"""The joint planner in rows: what a deduplicating dispatcher sends is what a plan costs.
+
+With such a dispatcher a token's experts share rows, hidden vectors on the wire, within a rank and
+within a node. A replica then removes a row only together with all others that the token needs
+there, and a plan cannot be priced from counts. What a plan costs depends on which tokens use which
+instances, and that only the tokens' own rank knows. So planning takes two steps:
+
+    propose_rows   Every rank derives the same candidates from the counts: no replicas, then the
+                   joint planner's plan at each row of ``PRICES``, which guess how much of a
+                   crossing assignment is a row. It lets its tokens pick instances
+                   (`planning.row_slots`) and counts their rows under each candidate.
+    (all-gather of those counts, by the caller)
+    finish_rows    Every rank prices each candidate exactly, and takes the cheapest, the first on
+                   ties. So no plan is slower than no replicas, and none is chosen when what
+                   placement left to gain does not pay for copies.
+
+Letters: R ranks, M nodes, E experts, G slots, T tokens of one rank, K top-k, C candidates,
+X = R + M rows to each rank and to each node.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from topoep_titan.cluster import Cluster, ModelDims
+from topoep_titan.cluster.cost_model import UnitCosts, copies_between, port_time, unit_costs
+from topoep_titan.cluster.row_model import row_traffic, rows_to
+from topoep_titan.errors import InputError
+from topoep_titan.planning import native
+from topoep_titan.planning.joint import BALANCE_WEIGHT, joint
+from topoep_titan.planning.plan import Plan, unbalanced_plan
+from topoep_titan.planning.row_slots import pick_slots
+
+# Per cent of the price of a far assignment, of a near one, and of a copy. Chosen by forward
+# selection from 40 on the coupled presets, placed and contiguous, and on skewed loads, seeds 10 and
+# 11, where these five came within 0.3 % of the best of all 40.
+PRICES = ((100, 100, 300), (100, 40, 100), (35, 100, 300), (35, 40, 100), (10, 100, 50))
+MOST_SLOTS = 2**15  # slots are int16
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one rank knows about each candidate; ``rows_CX`` is what the others need of it."""
+
+    plans: tuple[Plan, ...]  # C, the same on every rank
+    slots: tuple[Tensor, ...]  # C of int16 (T, K): of this rank's assignments
+    rows_CX: Tensor  # int64: rows of this rank's tokens to each rank, then to each node
+
+
+def propose_rows(
+    ids_TK: Tensor,
+    load_RE: Tensor,
+    *,
+    rank: int,
+    dispatcher: str,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+    replica_slots: int,
+    balance_weight: int = BALANCE_WEIGHT,
+    compiled: bool | None = None,
+) -> Proposal:
+    """The candidates, and this rank's rows under each.
+
+    ``ids_TK``: the experts of this rank's tokens. ``load_RE``: what ``planner`` functions take.
+    ``compiled``: False for the Python specification; by default the compiled one where it is built.
+    Raises InputError for more slots than int16 numbers.
+    """
+    ranks, experts = load_RE.shape
+    if experts + ranks * replica_slots > MOST_SLOTS:
+        raise InputError(
+            f"{experts + ranks * replica_slots} slots are more than the {MOST_SLOTS} that int16 "
+            "numbers; use fewer replica_slots"
+        )
+    compiled = native.is_built() if compiled is None else compiled
+    costs = unit_costs(cluster, model_dims)
+    plan_joint: Callable[..., Plan] = partial(
+        native.joint if compiled else joint,
+        main_E=main_E,
+        cluster=cluster,
+        model_dims=model_dims,
+        replica_slots=replica_slots,
+        balance_weight=balance_weight,
+    )
+    plans = [unbalanced_plan(load_RE, main_E, replica_slots)]
+    plans += [plan_joint(load_RE, costs=_scaled(costs, *per_cent)) for per_cent in PRICES]
+    pick = native.pick_slots if compiled else pick_slots
+    slots = [pick(plan, ids_TK, rank, cluster, costs, dispatcher) for plan in plans]
+    per_rank = experts // ranks + replica_slots
+    rows = [
+        torch.cat(rows_to(slot_TK.long() // per_rank, cluster, dispatcher)) for slot_TK in slots
+    ]
+    return Proposal(tuple(plans), tuple(slots), torch.stack(rows))
+
+
+def finish_rows(
+    proposal: Proposal,
+    rows_RCX: Tensor,
+    *,
+    dispatcher: str,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+) -> tuple[Plan, Tensor]:
+    """The cheapest candidate, and the slots (T, K) of this rank's assignments under it, int16.
+
+    ``rows_RCX``: the ``rows_CX`` of all ranks. The plan is bit-identical on all ranks.
+    """
+    costs = unit_costs(cluster, model_dims)
+    times = [
+        _time(plan, rows_RCX[:, c], dispatcher, main_E, cluster, costs)
+        for c, plan in enumerate(proposal.plans)
+    ]
+    best = times.index(min(times))
+    return proposal.plans[best], proposal.slots[best]
+
+
+def plan_in_rows(ids_of_ranks: Sequence[Tensor], load_RE: Tensor, **settings) -> tuple:
+    """``propose_rows`` and ``finish_rows`` of all ranks in one process: (Plan, slots of each rank).
+
+    ``ids_of_ranks``: (T, K) of each rank. ``settings``: those of ``propose_rows`` without ``rank``.
+    """
+    proposals = [
+        propose_rows(ids_TK, load_RE, rank=rank, **settings)
+        for rank, ids_TK in enumerate(ids_of_ranks)
+    ]
+    rows_RCX = torch.stack([proposal.rows_CX for proposal in proposals])
+    shared = {k: settings[k] for k in ("dispatcher", "main_E", "cluster", "model_dims")}
+    finished = [finish_rows(proposal, rows_RCX, **shared) for proposal in proposals]
+    return finished[0][0], [slot_TK for _, slot_TK in finished]
+
+
+def _scaled(costs: UnitCosts, far: int, near: int, copy: int) -> UnitCosts:
+    return replace(
+        costs,
+        token_far=costs.token_far * far // 100,
+        token_near=costs.token_near * near // 100,
+        copy_far=costs.copy_far * copy // 100,
+        copy_near=costs.copy_near * copy // 100,
+    )
+
+
+def _time(
+    plan: Plan, rows_RX: Tensor, dispatcher: str, main_E: Tensor, cluster: Cluster, costs: UnitCosts
+) -> int:
+    """Picoseconds, as `cluster.row_model.modelled_row_time` prices the slots behind the rows."""
+    ranks = cluster.ranks
+    load_R = plan.assignments_RG.long().sum(0).view(ranks, -1).sum(1)
+    far_RR, near_RR = row_traffic(rows_RX[:, :ranks], rows_RX[:, ranks:], cluster, dispatcher)
+    copies_RR = copies_between(plan.expert_G, main_E, ranks)
+    return port_time(load_R, far_RR, near_RR, copies_RR, cluster, costs).total
