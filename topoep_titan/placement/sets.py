@@ -98,5 +98,3 @@ def check_ids(ids_TK: Tensor, experts: int) -> None:
             f"expert ids go from {lowest} to {highest} with top-k {ids_TK.shape[1]}; there are "
             f"{experts} experts"
         )
-
-
