@@ -47,6 +47,7 @@ class SetSample:
         if self.sets_NK is None:
             self.sets_NK = ids_TK.new_zeros(self.size, ids_TK.shape[1], dtype=torch.int16)
         device = ids_TK.device
+        self.sets_NK = self.sets_NK.to(device)
         self.sets_NK[place.to(device)] = ids_TK[taken.to(device)].to(torch.int16)
         self.seen += count
 
@@ -57,3 +58,19 @@ class SetSample:
         taken = self.sets_NK[: min(self.seen, self.size)].cpu()
         self.seen = 0
         return taken.clone()
+
+    def state(self, top_k: int) -> dict[str, Tensor]:
+        """What a checkpoint keeps, of the same shape whatever was sampled so far."""
+        sets_NK = self.sets_NK
+        if sets_NK is None:
+            sets_NK = torch.zeros(self.size, top_k, dtype=torch.int16)
+        return {
+            "sets_NK": sets_NK.cpu(),
+            "seen": torch.tensor(self.seen),
+            "random": self.random.get_state(),
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """The sample on the host; it moves to the device of the next ids."""
+        self.sets_NK, self.seen = state["sets_NK"].clone(), int(state["seen"])
+        self.random.set_state(state["random"].cpu())

@@ -6,7 +6,6 @@ from typing import Any
 
 import tomli
 import tyro
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.components.validate import Validator
@@ -15,6 +14,7 @@ from torchtitan.config.manager import ConfigManager, custom_registry
 
 from topoep_titan.errors import InputError
 from topoep_titan.models import MODELS
+from topoep_titan.titan.checkpoints import LogicalCheckpoints
 from topoep_titan.titan.config import AdamW, expert_settings
 from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
 from topoep_titan.titan.device import on_cpu
@@ -137,7 +137,7 @@ def base_config(base: str, recipe: str) -> TopoEPTrainer.Config:
         lr_scheduler=LRSchedulersContainer.Config(),
         # Plain all-to-all reads its split sizes on the host, which CUDA graphs do not allow.
         training=TrainingConfig(disable_cuda_graphs=True),
-        checkpoint=CheckpointManager.Config(
+        checkpoint=LogicalCheckpoints.Config(
             last_save_model_only=False, initial_load_model_only=False
         ),
         activation_checkpoint=None,
