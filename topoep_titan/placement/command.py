@@ -1,6 +1,6 @@
 """``topoep placement``: fit a placement on recorded or drawn routing, and judge one.
 
-    topoep placement fit      --trace RUN/trace --ranks 8 --out p.npz      (or --ids ids.npy, --preset top6)
+    topoep placement fit      --trace RUN/trace --ranks 8 --out p.npz   (or --ids, --preset)
     topoep placement evaluate --trace ... --placement p.npz
 
 Letters: L layers, R ranks of a trace, T tokens, K top-k, E experts.
