@@ -126,4 +126,4 @@ def test_training_with_two_refreshes_has_the_same_losses(trainers, folder, layou
     # Experts did move: the same tokens visit other numbers of ranks.
     rows, before = ([step["rows_per_token"] for step in steps] for steps in (placed, plain))
     assert rows[:7] == pytest.approx(before[:7], abs=1e-9)
-    assert all(abs(a - b) > 1e-3 for a, b in zip(rows[7:], before[7:]))
+    assert max(abs(a - b) for a, b in zip(rows[7:], before[7:])) > 1e-3
