@@ -1,5 +1,7 @@
 """Experts that move between steps change nothing but where they are."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -84,7 +86,9 @@ def test_five_float64_steps_do_not_notice_two_refreshes(four_ranks):
 
 # --- training
 
+EAGER = Path(__file__).parent / "slow_compute.toml"  # moves pay at every refresh
 CORRELATED = [
+    "--topoep.cluster", str(EAGER), "--placement.balance-weight", "1000",
     "--placement.strategy", "correlated", "--placement.refresh-steps", "7", "--topoep.dispatcher",
     "dedup-node", "--placement.sample-tokens", "512",
 ]  # fmt: skip

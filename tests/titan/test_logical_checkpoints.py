@@ -1,6 +1,7 @@
 """Checkpoints are in logical expert order whatever the placement, and a placed run resumes."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ LAYOUT = [
     "--topoep.dispatcher", "dedup-node", "--training.steps", "12", "--checkpoint.enable",
     "--checkpoint.interval", "8",
 ]  # fmt: skip
+EAGER = Path(__file__).parent / "slow_compute.toml"  # moves pay at every refresh
 CORRELATED = [
+    "--topoep.cluster", str(EAGER), "--placement.balance-weight", "1000",
     "--placement.strategy", "correlated", "--placement.refresh-steps", "5",
     "--placement.sample-tokens", "400",
 ]  # fmt: skip

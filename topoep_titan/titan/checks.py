@@ -12,6 +12,7 @@ from topoep_titan.execution.one_sided import LIBRARIES, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
+from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
 from topoep_titan.planning.native import is_built
 from topoep_titan.titan.config import TopoEPConfig, cluster_name
@@ -29,6 +30,7 @@ def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = T
     """
     _check_topoep(config)
     _check_placement(config)
+    _check_shuffle(config)
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
@@ -126,6 +128,28 @@ def _check_placement(config: TopoEPTrainer.Config) -> None:
             'placement.strategy = "correlated" needs the compiled CPU library; build it with '
             "`pip install -e .`"
         )
+
+
+def _check_shuffle(config: TopoEPTrainer.Config) -> None:
+    if not config.shuffle.enabled:
+        return
+    parallelism = config.parallelism
+    tp, ep = parallelism.tensor_parallel_degree, parallelism.expert_parallel_degree
+    needs = {
+        'placement.strategy = "correlated"': config.placement.strategy == "correlated",
+        "parallelism.tensor_parallel_degree of at least 2": tp > 1,
+        "parallelism.enable_sequence_parallel = true": parallelism.enable_sequence_parallel,
+        "parallelism.expert_parallel_degree as a multiple of the tensor-parallel one": ep % tp == 0,
+        "parallelism.pipeline_parallel_degree = 1 (not supported with more yet)": (
+            parallelism.pipeline_parallel_degree == 1
+        ),
+        "a Qwen3 base (the other families' attention is not connected yet)": isinstance(
+            config.model, Qwen3
+        ),
+    }
+    for need, met in needs.items():
+        if not met:
+            raise InputError(f"shuffle.enabled needs {need}; change it, or switch shuffling off")
 
 
 def _check_training(config: TopoEPTrainer.Config) -> None:

@@ -22,6 +22,7 @@ from topoep_titan.titan.init import make_layout_invariant
 from topoep_titan.titan.merge import as_table, merge
 from topoep_titan.titan.metrics import PlanMetrics
 from topoep_titan.titan.routing import skew_routers
+from topoep_titan.titan.shuffle import shuffle_blocks
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 # Follows from the rest in `complete`, so neither a recipe nor config.toml says it.
@@ -67,6 +68,8 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
     """Build the model spec and everything else that follows from the recipe's values."""
     spec = config.model.build_spec(config.base)
     make_layout_invariant(spec.model, seed=config.debug.seed or 0)
+    if config.shuffle.enabled:
+        shuffle_blocks(spec.model.layers)
     topoep = config.topoep
     if topoep.router_skew is not None:
         skew_routers(spec.model, topoep.router_skew, seed=config.debug.seed or 0)

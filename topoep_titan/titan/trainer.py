@@ -13,6 +13,7 @@ from topoep_titan.titan.config import TopoEPConfig
 from topoep_titan.titan.device import local_ranks
 from topoep_titan.titan.expert_placement import ExpertPlacement, PlacementConfig
 from topoep_titan.titan.run_folder import RESULT, read_config
+from topoep_titan.titan.shuffle import ShuffleConfig, TokenShuffle, shuffled_blocks
 from topoep_titan.titan.trace import write_trace
 
 
@@ -34,6 +35,8 @@ class TopoEPTrainer(Trainer):
         topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
 
         placement: PlacementConfig = field(default_factory=PlacementConfig)
+
+        shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -57,6 +60,13 @@ class TopoEPTrainer(Trainer):
                 tokens=tokens_per_step // microbatches // self._token_ranks(),
             )
             self.checkpointer.place(self.placement)
+        self.shuffle = None
+        if config.shuffle.enabled:
+            mesh = self.parallel_dims.get_optional_mesh("tp")
+            sample = -(-config.placement.sample_tokens * mesh.size() // self._token_ranks())
+            self.shuffle = TokenShuffle(
+                shuffled_blocks(self.model_parts), mesh.get_group(), size=sample
+            )
 
     def train_step(self, data_iterator) -> None:
         self.metrics_processor.begin_step()
@@ -64,6 +74,8 @@ class TopoEPTrainer(Trainer):
         steps_left = self.config.training.steps - self.step
         if self.placement and steps_left and self.step % self.config.placement.refresh_steps == 0:
             self.placement.refresh(steps_left)
+            if self.shuffle:
+                self.shuffle.refit()
         if self.config.topoep.record_trace:
             folder = Path(self.config.dump_folder)
             write_trace(self.model_parts, folder, self.step, microbatches=self._microbatches())
