@@ -72,16 +72,27 @@ def _parser() -> argparse.ArgumentParser:
         ("workload", "draw a standard workload", _workload_options, _workload),
         ("bench-planner", "quality and time of every planner", _bench_options, _bench),
         ("simulate", "what a step takes under each planner", simulate_options, simulate),
+        ("placement", "place experts that serve a token together", _placement_options, None),
         ("report", "compare finished runs in one page", _report_options, _report),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
         add_options(command)
-        command.set_defaults(run=run)
+        if run:
+            command.set_defaults(run=run)
     commands.add_parser("convert", help="checkpoints from and to the Hugging Face format")
     commands.add_parser(
         "doctor", help="what this machine has, and whether a recipe fits its device"
     )
     return parser
+
+
+# --- topoep placement
+
+
+def _placement_options(command: argparse.ArgumentParser) -> None:
+    from topoep_titan.placement.command import add_commands
+
+    add_commands(command)
 
 
 # --- topoep report

@@ -9,7 +9,7 @@ lane and buffers.
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -40,7 +40,16 @@ class Engine:
     transport: Transport
     lane: ThreadLane | StreamLane
     verify_plan: bool = False
-    buffers: Buffers | None = None  # made by the first layer that runs
+    # Holds the Buffers once the first layer has made them; copies of this engine share it.
+    memory: list[Buffers] = field(default_factory=list)
+
+    @property
+    def buffers(self) -> Buffers | None:
+        return self.memory[0] if self.memory else None
+
+    @buffers.setter
+    def buffers(self, buffers: Buffers) -> None:
+        self.memory[:] = [buffers]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from topoep_titan.execution.one_sided import LIBRARIES, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
+from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
+from topoep_titan.planning.native import is_built
 from topoep_titan.titan.config import TopoEPConfig, cluster_name
 from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
@@ -34,6 +36,7 @@ SCHEDULES = (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
+MOST_SAMPLE = 2**20  # tokens of one placement
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
@@ -46,6 +49,8 @@ def check_job(
     ``with_data=False`` leaves them out, for a job of another machine.
     """
     _check_topoep(config)
+    _check_placement(config)
+    _check_shuffle(config)
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
@@ -104,6 +109,69 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
             "training.disable_cuda_graphs must be true: the all-to-all reads its split sizes "
             "on the host"
         )
+
+
+def _check_placement(config: TopoEPTrainer.Config) -> None:
+    placement, dispatcher = config.placement, config.topoep.dispatcher
+    for name, value, most in (
+        ("refresh_steps", placement.refresh_steps, None),
+        ("sample_tokens", placement.sample_tokens, MOST_SAMPLE),
+    ):
+        if value < 1 or (most and value > most):
+            limit = f"from 1 to {most}" if most else "of at least 1"
+            raise InputError(f"placement.{name} is {value}; give an integer {limit}")
+    for name, value, most in (
+        ("balance_weight", placement.balance_weight, 10_000),
+        ("node_weight", placement.node_weight or 0, 1000),
+    ):
+        if not 0 <= value <= most:
+            raise InputError(f"placement.{name} is {value}; give an integer from 0 to {most}")
+    if placement.strategy == "contiguous":
+        return
+    if dispatcher not in ("dedup", "dedup-node"):
+        raise InputError(
+            f'placement.strategy = "correlated" saves rows of a deduplicating dispatcher; '
+            f'topoep.dispatcher is "{dispatcher}", set "dedup" or "dedup-node"'
+        )
+    if config.parallelism.expert_parallel_degree < 2:
+        raise InputError(
+            'placement.strategy = "correlated" needs parallelism.expert_parallel_degree of at '
+            "least 2: with one rank there is nothing to place"
+        )
+    if config.checkpoint.enable and getattr(config.checkpoint, "async_mode", "disabled") != (
+        "disabled"
+    ):
+        raise InputError(
+            f'checkpoint.async_mode is "{config.checkpoint.async_mode}"; '
+            'placement.strategy = "correlated" saves with "disabled" only'
+        )
+    if not is_built():
+        raise InputError(
+            'placement.strategy = "correlated" needs the compiled CPU library; build it with '
+            "`pip install -e .`"
+        )
+
+
+def _check_shuffle(config: TopoEPTrainer.Config) -> None:
+    if not config.shuffle.enabled:
+        return
+    parallelism = config.parallelism
+    tp, ep = parallelism.tensor_parallel_degree, parallelism.expert_parallel_degree
+    needs = {
+        'placement.strategy = "correlated"': config.placement.strategy == "correlated",
+        "parallelism.tensor_parallel_degree of at least 2": tp > 1,
+        "parallelism.enable_sequence_parallel = true": parallelism.enable_sequence_parallel,
+        "parallelism.expert_parallel_degree as a multiple of the tensor-parallel one": ep % tp == 0,
+        "parallelism.pipeline_parallel_degree = 1 (not supported with more yet)": (
+            parallelism.pipeline_parallel_degree == 1
+        ),
+        "a Qwen3 base (the other families' attention is not connected yet)": isinstance(
+            config.model, Qwen3
+        ),
+    }
+    for need, met in needs.items():
+        if not met:
+            raise InputError(f"shuffle.enabled needs {need}; change it, or switch shuffling off")
 
 
 def _check_training(config: TopoEPTrainer.Config) -> None:
