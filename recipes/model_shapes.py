@@ -44,8 +44,8 @@ def question() -> dict:
         ])  # fmt: skip
     return {
         "values": values,
-        "conditions": "MoE layers of the paper's reduced models; the dense first layer of GLM-4.5-Air "
-        "and DeepSeek-V2 is assumed to stay.",
+        "conditions": "MoE layers of the paper's reduced models; the dense first layer of "
+        "GLM-4.5-Air and DeepSeek-V2 is assumed to stay.",
         "tables": [
             {"caption": "Of one rank and microbatch of 4,096 tokens, forward.",
              "columns": ["model", "token, KiB", "expert, MiB", "routed experts, TFLOP a layer",

@@ -1,41 +1,19 @@
 """Runs -> one report: a self-contained HTML page, its content as Markdown, its numbers as JSON.
 
-The content is a list of blocks, written once; two short functions render it.
+The content is a list of blocks, written once and rendered by ``blocks``.
 """
 
 import dataclasses
 import json
-import re
 import shlex
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-from topoep_titan.errors import InputError
 from topoep_titan.reports import tables
-from topoep_titan.reports.figures import Figure, all_figures, heat_maps
+from topoep_titan.reports.blocks import Block, Code, Heading, Paragraph, write_page
+from topoep_titan.reports.figures import all_figures, heat_maps
 from topoep_titan.reports.summary import Group, Run, group_runs, number
-from topoep_titan.reports.tables import PAPER, Table
-from topoep_titan.results import RunResult, read_result, write_atomically
-
-
-@dataclass(frozen=True)
-class Heading:
-    text: str
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    text: str  # `code` is the only markup
-
-
-@dataclass(frozen=True)
-class Code:
-    text: str
-    summary: str = ""  # given: a block that opens on a click
-
-
-Block = Heading | Paragraph | Code | Table | list[Figure]
+from topoep_titan.reports.tables import PAPER
+from topoep_titan.results import RunResult, read_result
 
 
 def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
@@ -61,20 +39,8 @@ def write_report(results: list[RunResult], out_dir: Path, *, title: str, command
     groups = group_runs(results)
     blocks = _content(groups, command)
     numbers = {"title": title, "command": command, **_numbers(groups)}
-    texts = {
-        "results.json": json.dumps(numbers, indent=1, allow_nan=False) + "\n",
-        "report.md": _markdown(title, blocks),
-        "report.html": _html(title, blocks),
-    }
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_atomically(out_dir / name, text)
-    except OSError as error:
-        raise InputError(
-            f"cannot write the report to {out_dir} ({error.strerror}); choose another folder"
-        ) from None
-    return out_dir / "report.html"
+    text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
+    return write_page(out_dir, "report", title, blocks, results_json=text)
 
 
 def _content(groups: list[Group], command: str) -> list[Block]:
@@ -200,75 +166,3 @@ def _numbers(groups: list[Group]) -> dict:
                 del entry["compared_with_none"]["difference"]
             runs.append(entry)
     return {"runs": runs, "paper": PAPER}
-
-
-def _markdown(title: str, blocks: list[Block]) -> str:
-    parts = [f"# {title}"]
-    for block in blocks:
-        match block:
-            case Heading(text):
-                parts.append(f"## {text}")
-            case Paragraph(text):
-                parts.append(text)
-            case Code(text, summary):
-                fence = f"```\n{text}\n```"
-                opened = f"<details><summary>{escape(summary)}</summary>\n\n{fence}\n\n</details>"
-                parts.append(opened if summary else fence)
-            case Table():
-                parts.append(block.to_markdown())
-            case list():
-                lines = [f"- **{figure.title}.** {figure.caption}" for figure in block]
-                parts.append("\n".join(["Drawn in `report.html`:", "", *lines]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _html(title: str, blocks: list[Block]) -> str:
-    style, script = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("css", "js"))
-    headings = [block.text for block in blocks if isinstance(block, Heading)]
-    links = " ".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in headings)
-    body = []
-    for block in blocks:
-        match block:
-            case Heading(text):
-                body.append(f'<h2 id="{_anchor(text)}">{escape(text)}</h2>')
-            case Paragraph(text):
-                body.append("<p>" + re.sub("`([^`]*)`", r"<code>\1</code>", escape(text)) + "</p>")
-            case Code(text, summary):
-                code = f"<pre><code>{escape(text)}</code></pre>"
-                opened = f"<details><summary>{escape(summary)}</summary>{code}</details>"
-                body.append(opened if summary else code)
-            case Table():
-                body.append(block.to_html())
-            case list():
-                drawn = "\n".join(
-                    f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}"
-                    f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
-                    for figure in block
-                )
-                body.append(f'<div class="figures">{drawn}</div>')
-    content = "\n".join(body)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<nav aria-label="Sections">{links}</nav>
-<main>
-{content}
-</main>
-<script>
-{script}</script>
-</body>
-</html>
-"""
-
-
-def _anchor(text: str) -> str:
-    return re.sub(r"\W+", "-", text.lower()).strip("-")
