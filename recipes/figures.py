@@ -12,10 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from topoep_titan.reports.published import read_answers, write_answers
-
 from recipes.common import FIGURES, ROOT, shown
 from topoep_titan.errors import InputError
+from topoep_titan.reports.published import read_answers, write_answers
 from topoep_titan.results import write_atomically
 
 PROGRAMS = (
