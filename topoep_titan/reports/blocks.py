@@ -1,5 +1,6 @@
 """What a page is made of, and how it becomes Markdown and one self-contained HTML file."""
 
+import json
 import re
 from dataclasses import dataclass
 from html import escape
@@ -27,7 +28,16 @@ class Code:
     summary: str = ""  # given: a block that opens on a click
 
 
-Block = Heading | Paragraph | Code | Table | list[Figure]
+@dataclass(frozen=True)
+class Steps:
+    """Values of every layer at every step, behind a slider."""
+
+    title: str
+    steps: list[int]
+    rows: dict[str, list[list[float | None]]]  # name -> (layers, steps)
+
+
+Block = Heading | Paragraph | Code | Table | Steps | list[Figure]
 
 
 def write_page(out_dir: Path, name: str, title: str, blocks: list[Block], **more: str) -> Path:
@@ -65,6 +75,8 @@ def _markdown(title: str, blocks: list[Block]) -> str:
                 parts.append(opened if summary else fence)
             case Table():
                 parts.append(block.to_markdown())
+            case Steps():
+                parts.append(f"{block.title}: a slider over steps in `report.html`.")
             case list():
                 lines = [f"- **{figure.title}.** {figure.caption}" for figure in block]
                 parts.append("\n".join(["Drawn in `report.html`:", "", *lines]))
@@ -88,6 +100,8 @@ def _html(title: str, blocks: list[Block]) -> str:
                 body.append(opened if summary else code)
             case Table():
                 body.append(block.to_html())
+            case Steps():
+                body.append(_slider(block))
             case list():
                 drawn = "\n".join(
                     f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}"
@@ -117,6 +131,30 @@ def _html(title: str, blocks: list[Block]) -> str:
 </body>
 </html>
 """
+
+
+def _slider(block: Steps) -> str:
+    """A cell a layer and row; page.js fills them for the step that the slider stands on."""
+    rounded = {
+        name: [[None if v is None else round(v, 3) for v in layer] for layer in layers]
+        for name, layers in block.rows.items()
+    }
+    data = json.dumps({"steps": block.steps, "rows": rounded}).replace("<", "\\u003c")
+    layers = len(next(iter(block.rows.values())))
+    heads = "".join(f"<th scope='col'>{layer}</th>" for layer in range(layers))
+    lines = "".join(
+        f"<tr><th scope='row'>{escape(name)}</th>{'<td></td>' * layers}</tr>" for name in block.rows
+    )
+    last = len(block.steps) - 1
+    return (
+        f'<figure class="steps"><h3>{escape(block.title)}</h3>'
+        f"<label>step <output>{block.steps[-1]}</output> "
+        f'<input type="range" min="0" max="{last}" value="{last}" '
+        f'aria-label="step, {escape(block.title)}"></label>'
+        f'<div class="scroll"><table><thead><tr><th scope="col">MoE layer</th>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+        f'<script type="application/json">{data}</script></figure>'
+    )
 
 
 def _anchor(text: str) -> str:

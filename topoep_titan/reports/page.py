@@ -6,12 +6,14 @@ The content is a list of blocks, written once and rendered by ``blocks``.
 import dataclasses
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from topoep_titan.reports import tables
-from topoep_titan.reports.blocks import Block, Code, Heading, Paragraph, write_page
-from topoep_titan.reports.figures import all_figures, heat_maps
-from topoep_titan.reports.summary import Group, Run, group_runs, number
+from topoep_titan.reports.blocks import Block, Code, Heading, Paragraph, Steps, write_page
+from topoep_titan.reports.figures import MAX_POINTS, all_figures, heat_maps
+from topoep_titan.reports.published import Answer, answer_blocks
+from topoep_titan.reports.summary import Group, Run, group_runs, layer_series, number
 from topoep_titan.reports.tables import PAPER
 from topoep_titan.results import RunResult, read_result
 
@@ -28,16 +30,24 @@ def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
     return write_report(results, out_dir, title=", ".join(recipes), command=command)
 
 
-def write_report(results: list[RunResult], out_dir: Path, *, title: str, command: str) -> Path:
+def write_report(
+    results: list[RunResult],
+    out_dir: Path,
+    *,
+    title: str,
+    command: str,
+    answers: Sequence[Answer] = (),
+) -> Path:
     """Write ``report.html``, ``report.md`` and ``results.json``; return the HTML path.
 
     A run with planner ``none`` is the baseline of the other runs of its kind, recipe, routing and
-    number of ranks. ``command`` is what the page names as its reproduction. Equal input gives equal
+    number of ranks. ``command`` is what the page names as its reproduction; ``answers``
+    to the papers' questions are appended. Equal input gives equal
     bytes. Raises InputError for no results, a run without steps, and an unwritable ``out_dir``;
     nothing is written before everything is rendered.
     """
     groups = group_runs(results)
-    blocks = _content(groups, command)
+    blocks = _content(groups, command) + (answer_blocks(list(answers)) if answers else [])
     numbers = {"title": title, "command": command, **_numbers(groups)}
     text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
     return write_page(out_dir, "report", title, blocks, results_json=text)
@@ -55,6 +65,7 @@ def _content(groups: list[Group], command: str) -> list[Block]:
         blocks += [Heading("Figures" + suffix), all_figures(group)]
         if maps := heat_maps(group):
             blocks += [Heading("Imbalance by layer and step" + suffix), maps]
+            blocks += [_steps_of(run) for run in group.runs if run.result.planner != "none"]
         if layers := tables.layer_table(group):
             blocks += [Heading("Layers" + suffix), layers]
     runs = [run for group in groups for run in group.runs]
@@ -66,6 +77,21 @@ def _content(groups: list[Group], command: str) -> list[Block]:
             blocks.append(Code(json.dumps(run.result.config, indent=1, sort_keys=True), name))
     blocks += [Paragraph("This command writes the page again:"), Code(command)]
     return [block for block in blocks if block]
+
+
+def _steps_of(run: Run) -> Steps | None:
+    """Max/mean of each layer before and under the plan, of up to 400 steps evenly spread."""
+    keys = {"before": "max_over_mean_before", "under the plan": "max_over_mean"}
+    found = {name: layer_series(run.result, key) for name, key in keys.items()}
+    if not all(found.values()):
+        return None
+    steps = sorted({step["step"] for step in run.result.steps})
+    steps = steps[:: -(-len(steps) // MAX_POINTS)]
+    rows = {
+        name: [[layer.get(step) for step in steps] for layer in layers]
+        for name, layers in found.items()
+    }
+    return Steps(f"{run.label}: busiest rank over mean rank", steps, rows)
 
 
 def _summary(group: Group) -> str:

@@ -52,12 +52,12 @@ def write_answers(answers: list[Answer], out_dir: Path, *, title: str) -> Path:
 
 def answer_blocks(answers: list[Answer]) -> list[Block]:
     """An overview table, then one section an answer."""
-    columns = [Column("figure"), Column("question"), Column("what"), *_VALUES, Column("kind")]
+    columns = [Column("what"), *_VALUES, Column("figure"), Column("kind")]
     rows = [
-        [a["figure"], a["question"], v["what"], *_value_cells(v), a["kind"]]
+        [v["what"], *_value_cells(v), a["figure"], a["kind"]]
         for a in answers
         for v in a["values"]
-        if v["within"] is not None
+        if v["within"]  # 0: an identity, such as a table's entries
     ]
     blocks: list[Block] = [
         Paragraph(
@@ -69,8 +69,9 @@ def answer_blocks(answers: list[Answer]) -> list[Block]:
         blocks.append(Table("All values with an agreed band.", columns, rows))
     for answer in answers:
         blocks += [
-            Heading(f"{answer['figure']}: {answer['question']}"),
-            Paragraph(f"{answer['kind'].capitalize()}. {answer['conditions']}"),
+            Heading(answer["figure"]),
+            Paragraph(f"{answer['question']} ({answer['kind']})"),
+            Paragraph(f"Conditions: {answer['conditions']}"),
             _values_table(answer),
         ]
         if figures := answer_figures(answer):
