@@ -4,14 +4,15 @@
     python -m recipes.expert_skew --trace outputs/traced/trace
 
 TopoEP paper, Figure 2: Qwen3-30B-A3B on DAPO-Math and StarCoderData: busiest over mean expert (mean
-7.34 and 7.08), and the share of the eight busiest experts that changes between microbatches. Ours is
-what a recorded run of any size shows.
+7.34 and 7.08), and the share of the eight busiest experts that changes between microbatches. Ours
+is what a recorded run of any size shows.
 """
 
 import sys
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 
 from recipes.common import PUBLISHED, answer, curve, value
@@ -80,13 +81,9 @@ def question(folder: Path) -> dict:
 
 def experts_of(folder: Path) -> int:
     """The trace does not name its experts: the least power of two that holds its ids."""
-    import numpy as np
-
     paths = sorted(folder.glob("step-*.npz"))
     if not paths:
-        raise InputError(
-            f"no trace in {folder} (step-*.npz); train with topoep.record_trace = true"
-        )
+        raise InputError(f"no trace in {folder}; train with topoep.record_trace = true")
     most = max(int(np.load(path)["ids"].max()) for path in paths)
     return 1 << most.bit_length()
 

@@ -65,8 +65,8 @@ def question() -> dict:
                   why="the paper draws the schedule without times; its steps show none hidden "
                   "(see Figure 12)"),
         ],
-        "conditions": "the busiest rank's times, milliseconds; a schedule without contention between "
-        "streams. A timeline of a real run on GPUs: not yet run.",
+        "conditions": "the busiest rank's times, milliseconds; a schedule without contention "
+        "between streams. A timeline of a real run on GPUs: not yet run.",
         "tables": [],
         "curves": [],
         "bars": bars,

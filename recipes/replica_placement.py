@@ -2,9 +2,9 @@
 
     python -m recipes.replica_placement
 
-TopoEP paper, Figure 3: two nodes send N = 4,096 tokens each to an expert of Qwen3-30B-A3B that lives
-on node 1. Both placements give the busiest rank N tokens; one moves tokens between nodes, the other
-parameters and gradients.
+TopoEP paper, Figure 3: two nodes send N = 4,096 tokens each to an expert of Qwen3-30B-A3B that
+lives on node 1. Both placements give the busiest rank N tokens; one moves tokens between nodes, the
+other parameters and gradients.
 """
 
 import sys

@@ -17,8 +17,8 @@ from topoep_titan.cluster import ModelDims, load_cluster
 from topoep_titan.planning import REFERENCE
 from topoep_titan.planning.quality import plan_quality
 
-# Two experts a rank: E0, E1 | E2, E3 | E4, E5 | E6, E7. GPU 0 has six assignments of its own experts
-# beside the eight to E4, GPU 1 six; node 1 has what its main instances hold without GPU 0's.
+# Two experts a rank: E0, E1 | E2, E3 | E4, E5 | E6, E7. GPU 0 has six assignments of its own
+# experts beside the eight to E4, GPU 1 six; node 1 has what its mains hold without GPU 0's.
 LOAD_RE = torch.tensor(
     [
         [3, 3, 0, 0, 8, 0, 0, 0],
@@ -58,7 +58,7 @@ def question() -> dict:
             value("assignments between nodes, before", 8, inter[0] * 32, within=1e-9),
             value("assignments between nodes, after", 0, inter[1] * 32, within=0.0),
         ],
-        "conditions": "the figure's loads; its sizes are not told, so an expert weighs three tokens.",
+        "conditions": "the figure's loads; its sizes are not told: an expert weighs three tokens.",
         "tables": [],
         "curves": [],
     }
