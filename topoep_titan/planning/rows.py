@@ -120,7 +120,7 @@ def _candidates(
     replica_slots: int,
     balance_weight: int,
 ) -> tuple[Plan, ...]:
-    """No replicas, then the joint planner at each row of ``PRICES``."""
+    """No replicas, then the joint planner at each row of ``PRICES``, each different plan once."""
     slots = load_RE.shape[1] + load_RE.shape[0] * replica_slots
     if slots > MOST_SLOTS:
         raise InputError(
@@ -128,8 +128,9 @@ def _candidates(
             "replica_slots"
         )
     costs, planner = unit_costs(cluster, model_dims), native.joint if native.is_built() else joint
-    balanced = [
-        planner(
+    plans = [unbalanced_plan(load_RE, main_E, replica_slots)]
+    for per_cent in PRICES:
+        plan = planner(
             load_RE,
             main_E=main_E,
             cluster=cluster,
@@ -138,9 +139,15 @@ def _candidates(
             balance_weight=balance_weight,
             costs=_scaled(costs, *per_cent),
         )
-        for per_cent in PRICES
-    ]
-    return (unbalanced_plan(load_RE, main_E, replica_slots), *balanced)
+        if not any(_same(plan, other) for other in plans):
+            plans.append(plan)
+    return tuple(plans)
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return torch.equal(one.assignments_RG, other.assignments_RG) and torch.equal(
+        one.expert_G, other.expert_G
+    )
 
 
 def _proposal(
