@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.cluster.cost_model import UnitCosts, copies_between, port_time, unit_costs
-from topoep_titan.cluster.row_model import row_traffic, rows_to
+from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
+from topoep_titan.cluster.row_model import rows_to, time_of_rows
 from topoep_titan.errors import InputError
 from topoep_titan.planning import native
 from topoep_titan.planning.joint import BALANCE_WEIGHT, joint
@@ -163,7 +163,7 @@ def _proposal(
     slots = [pick(plan, ids_TK, rank, cluster, costs, dispatcher) for plan in plans]
     per_rank = plans[0].expert_G.numel() // cluster.ranks
     rows = [rows_to(slot_TK.long() // per_rank, cluster, dispatcher) for slot_TK in slots]
-    return Proposal(plans, tuple(slots), torch.stack([torch.cat(parts) for parts in rows]))
+    return Proposal(plans, tuple(slots), torch.stack(rows))
 
 
 def _cheapest(
@@ -175,11 +175,14 @@ def _cheapest(
     model_dims: ModelDims,
 ) -> int:
     """Index of the candidate with the lowest time, the first on ties."""
-    costs = unit_costs(cluster, model_dims)
-    times = [
-        _time(plan, rows_RCX[:, c], dispatcher, main_E, cluster, costs)
-        for c, plan in enumerate(plans)
-    ]
+    times = []
+    for c, plan in enumerate(plans):
+        load_R = plan.assignments_RG.long().sum(0).view(cluster.ranks, -1).sum(1)
+        time = time_of_rows(
+            plan.expert_G, load_R, rows_RCX[:, c],
+            main_E=main_E, cluster=cluster, dims=model_dims, dispatcher=dispatcher,
+        )  # fmt: skip
+        times.append(time.total)
     return times.index(min(times))
 
 
@@ -191,14 +194,3 @@ def _scaled(costs: UnitCosts, far: int, near: int, copy: int) -> UnitCosts:
         copy_far=costs.copy_far * copy // 100,
         copy_near=costs.copy_near * copy // 100,
     )
-
-
-def _time(
-    plan: Plan, rows_RX: Tensor, dispatcher: str, main_E: Tensor, cluster: Cluster, costs: UnitCosts
-) -> int:
-    """Picoseconds, as `cluster.row_model.modelled_row_time` prices the slots behind the rows."""
-    ranks = cluster.ranks
-    load_R = plan.assignments_RG.long().sum(0).view(ranks, -1).sum(1)
-    far_RR, near_RR = row_traffic(rows_RX[:, :ranks], rows_RX[:, ranks:], cluster, dispatcher)
-    copies_RR = copies_between(plan.expert_G, main_E, ranks)
-    return port_time(load_R, far_RR, near_RR, copies_RR, cluster, costs).total

@@ -183,8 +183,9 @@ class PlanMetrics(MetricsProcessor):
 
 def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
     quality = plan_quality(
-        record.plan, main_E=module.main_E, cluster=module.cluster, model_dims=module.dims
-    )
+        record.plan, main_E=module.main_E, cluster=module.cluster, model_dims=module.dims,
+        dispatcher=module.config.dispatcher, rows_RX=record.rows_RX,
+    )  # fmt: skip
     values = {**vars(quality), "plan_us": record.plan_seconds * 1e6}
     modelled = quality.modelled.as_us()
     numbers = [1.0, *(values[key] for key in MEASURES), *(modelled[key] for key in MODELLED)]
