@@ -145,7 +145,12 @@ class _Block:
         """What was planned (means over the layers) and sent (one step, all ranks)."""
         qualities = [
             plan_quality(
-                record.plan, main_E=self.main_E, cluster=self.cluster, model_dims=self.dims
+                record.plan,
+                main_E=self.main_E,
+                cluster=self.cluster,
+                model_dims=self.dims,
+                dispatcher=engine.dispatcher,
+                rows_RX=record.rows_RX,
             )
             for record in records
         ]

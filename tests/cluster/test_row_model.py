@@ -53,7 +53,7 @@ def test_traffic_by_definition(dispatcher):
             for a, b in hops:
                 if a != b:
                     (near_RR if a // 3 == b // 3 else far_RR)[a, b] += 1
-    counted = row_traffic(*(torch.stack(part) for part in zip(*rows)), cluster, dispatcher)
+    counted = row_traffic(torch.stack(rows), cluster, dispatcher)
     assert torch.equal(counted[0], far_RR)
     assert torch.equal(counted[1], near_RR)
 

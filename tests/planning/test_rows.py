@@ -133,19 +133,33 @@ def drawn(seed: int) -> dict:
     }
 
 
-def test_compiled_as_specified():
-    replicas = 0
-    for seed in range(20):
-        (expected, expected_slots), (plan, slots) = (
-            plan_in_rows(**drawn(seed), compiled=compiled) for compiled in (False, True)
-        )
-        assert torch.equal(plan.expert_G, expected.expert_G), seed
-        assert torch.equal(plan.assignments_RG, expected.assignments_RG), seed
-        for rank, (slot_TK, other_TK) in enumerate(zip(slots, expected_slots)):
-            assert torch.equal(slot_TK, other_TK), (seed, rank)
+def test_compiled_picks_are_the_specified_ones():
+    split = 0
+    for seed in range(60):
+        case = drawn(seed)
+        ids, dispatcher = case.pop("ids_of_ranks"), case.pop("dispatcher")
+        costs = unit_costs(case["cluster"], case["model_dims"])
+        plan = native.joint(**case, rows=1, rounds=20)
+        for rank, ids_TK in enumerate(ids):
+            arguments = (plan, ids_TK, rank, case["cluster"], costs, dispatcher)
+            expected_TK, slot_TK = pick_slots(*arguments), native.pick_slots(*arguments)
+            assert torch.equal(slot_TK, expected_TK), (seed, rank)
             check_slots(plan, slot_TK, rank)
-        replicas += plan.num_replicas
-    assert replicas > 20  # the cases do ask for replicas
+            used_E = torch.bincount(plan.expert_G[plan.assignments_RG[rank] > 0])
+            split += int((used_E > 1).sum())
+    assert split > 100  # experts with several instances to deal to
+
+
+def test_without_the_library_the_plan_is_the_same(monkeypatch):
+    case = drawn(21)
+    plan, slots = plan_in_rows(**case)
+    monkeypatch.setattr(native, "is_built", lambda: False)
+    other, other_slots = plan_in_rows(**case)
+    assert plan.num_replicas > 0
+    assert torch.equal(plan.expert_G, other.expert_G)
+    assert torch.equal(plan.assignments_RG, other.assignments_RG)
+    for slot_TK, other_TK in zip(slots, other_slots):
+        assert torch.equal(slot_TK, other_TK)
 
 
 def test_only_joint_under_deduplication_plans_in_rows():

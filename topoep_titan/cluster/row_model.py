@@ -9,7 +9,7 @@ So which token goes where matters, not only how many: the law takes every assign
 else is the closed form of `cluster.cost_model`. What stays on a rank costs nothing, also where the
 relay itself executes, and a row to the own node needs no first hop.
 
-Letters: R ranks, M nodes of g ranks, G slots, T tokens of one rank, K top-k.
+Letters: R ranks, M nodes of g ranks, X = R + M, G slots, T tokens of one rank, K top-k.
 """
 
 from collections.abc import Sequence
@@ -52,16 +52,31 @@ def modelled_row_time(
         )
     ranks, per_rank = cluster.ranks, expert_G.numel() // cluster.ranks
     executing = [slot_TK.long() // per_rank for slot_TK in slots_of_ranks]
-    rows = [rows_to(rank_TK, cluster, dispatcher) for rank_TK in executing]
-    rows_RR, rows_RM = (torch.stack(rows_RX) for rows_RX in zip(*rows))
+    rows_RX = torch.stack([rows_to(rank_TK, cluster, dispatcher) for rank_TK in executing])
     load_R = sum(torch.bincount(rank_TK.flatten(), minlength=ranks) for rank_TK in executing)
-    far_RR, near_RR = row_traffic(rows_RR, rows_RM, cluster, dispatcher)
-    copies_RR = copies_between(expert_G, main_E, ranks)
+    return time_of_rows(
+        expert_G, load_R, rows_RX, main_E=main_E, cluster=cluster, dims=dims, dispatcher=dispatcher
+    )
+
+
+def time_of_rows(
+    expert_G: Tensor,
+    load_R: Tensor,
+    rows_RX: Tensor,
+    *,
+    main_E: Tensor,
+    cluster: Cluster,
+    dims: ModelDims,
+    dispatcher: str,
+) -> LayerTime:
+    """Price the assignments that each rank executes and the ``rows_to`` of every source rank."""
+    far_RR, near_RR = row_traffic(rows_RX, cluster, dispatcher)
+    copies_RR = copies_between(expert_G, main_E, cluster.ranks)
     return port_time(load_R, far_RR, near_RR, copies_RR, cluster, unit_costs(cluster, dims))
 
 
-def rows_to(rank_TK: Tensor, cluster: Cluster, dispatcher: str) -> tuple[Tensor, Tensor]:
-    """int64 (R,) and (M,): rows of one source to each rank and to each node.
+def rows_to(rank_TK: Tensor, cluster: Cluster, dispatcher: str) -> Tensor:
+    """int64 (R + M,): rows of one source to each rank, then to each node.
 
     Without deduplication rows to a rank are assignments, and so are rows to a node.
     """
@@ -69,17 +84,16 @@ def rows_to(rank_TK: Tensor, cluster: Cluster, dispatcher: str) -> tuple[Tensor,
         raise InputError(f"unknown dispatcher {dispatcher!r}; choose one of {DISPATCHERS}")
     if dispatcher == "alltoall":
         rows_R = torch.bincount(rank_TK.flatten(), minlength=cluster.ranks)
-        return rows_R, rows_R.view(cluster.nodes, -1).sum(1)
+        return torch.cat([rows_R, rows_R.view(cluster.nodes, -1).sum(1)])
     visited_TR = torch.zeros(len(rank_TK), cluster.ranks, dtype=torch.bool)
     visited_TR.scatter_(1, rank_TK, True)
     visited_TM = visited_TR.view(-1, cluster.nodes, cluster.ranks_per_node).any(2)
-    return visited_TR.sum(0), visited_TM.sum(0)
+    return torch.cat([visited_TR.sum(0), visited_TM.sum(0)])
 
 
-def row_traffic(
-    rows_RR: Tensor, rows_RM: Tensor, cluster: Cluster, dispatcher: str
-) -> tuple[Tensor, Tensor]:
+def row_traffic(rows_RX: Tensor, cluster: Cluster, dispatcher: str) -> tuple[Tensor, Tensor]:
     """int64 (R, R) twice: rows that each rank sends to each, across nodes and within one."""
+    rows_RR, rows_RM = rows_RX[:, : cluster.ranks], rows_RX[:, cluster.ranks :]
     far, near = link_masks(cluster.ranks, cluster.ranks_per_node)
     if dispatcher != "dedup-node":
         return rows_RR * far, rows_RR * near

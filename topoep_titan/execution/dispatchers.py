@@ -31,8 +31,9 @@ Dispatch = Callable[[Tensor, Tensor], tuple[Route, Tensor, Tensor]]
 
 def plan_chunks(
     dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
-) -> list[Dispatch]:
-    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU).
+) -> tuple[list[Dispatch], Tensor | None]:
+    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU); and
+    of a deduplicating dispatcher int64 (R, R + m), the rows of each source to each rank and node.
 
     ``slot_TK``: int64, the slot that executes each assignment, as many in each as planned.
     Collective for the deduplicating dispatchers, and so are the calls: all ranks must make them in
@@ -40,7 +41,7 @@ def plan_chunks(
     (before ``route.expand``) and the score of each executed assignment (M,).
     """
     if dispatcher == "alltoall":
-        return _alltoall_chunks(plan, slot_TK, transport, chunks)
+        return _alltoall_chunks(plan, slot_TK, transport, chunks), None
     return _dedup_chunks(dispatcher, plan, slot_TK, transport, chunks)
 
 
@@ -115,7 +116,7 @@ class _Splits:
 
 def _dedup_chunks(
     dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
-) -> list[Dispatch]:
+) -> tuple[list[Dispatch], Tensor]:
     tokens = len(slot_TK)
     ranks, per_node = transport.ranks, transport.ranks_per_node
     slots = plan.expert_G.numel() // ranks  # P
@@ -131,13 +132,14 @@ def _dedup_chunks(
     def counts_of(chunk: int) -> list[list[int]]:
         return [counts_CX[chunk] for counts_CX in counts_RCX]
 
-    return [
+    calls = [
         partial(
             _dedup_dispatch, *_splits(dispatcher, counts_of(i), transport, slots), slot_TK,
             tokens, transport,
         )
         for i, tokens in enumerate(ranges)
     ]  # fmt: skip
+    return calls, torch.tensor(counts_RCX).sum(1)[:, plan.expert_G.numel() :]
 
 
 def _dedup_dispatch(

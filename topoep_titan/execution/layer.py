@@ -59,6 +59,7 @@ class LayerRecord:
     load_RE: Tensor
     plan: Plan
     plan_seconds: float
+    rows_RX: Tensor | None  # rows of each rank to each rank and node, where they are deduplicated
 
 
 def run_layer(
@@ -96,8 +97,9 @@ def run_layer(
             compute_dtype=engine.compute_dtype,
             one_sided=transport.one_sided,
         )
+    chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
     call = Call(
-        chunks=plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks),
+        chunks=chunks,
         copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
@@ -106,7 +108,7 @@ def run_layer(
         buffers=engine.buffers,
     )
     out_TD = routed_experts(x_TD, scores_TK, weights, call)
-    return out_TD, LayerRecord(load_RE, plan, plan_seconds)
+    return out_TD, LayerRecord(load_RE, plan, plan_seconds, rows_RX)
 
 
 def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor, float]:

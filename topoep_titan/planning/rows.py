@@ -18,16 +18,15 @@ Letters: R ranks, M nodes, E experts, G slots, T tokens of one rank, K top-k, C 
 X = R + M rows to each rank and to each node.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.cluster.cost_model import UnitCosts, copies_between, port_time, unit_costs
-from topoep_titan.cluster.row_model import row_traffic, rows_to
+from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
+from topoep_titan.cluster.row_model import rows_to, time_of_rows
 from topoep_titan.errors import InputError
 from topoep_titan.planning import native
 from topoep_titan.planning.joint import BALANCE_WEIGHT, joint
@@ -61,39 +60,14 @@ def propose_rows(
     model_dims: ModelDims,
     replica_slots: int,
     balance_weight: int = BALANCE_WEIGHT,
-    compiled: bool | None = None,
 ) -> Proposal:
     """The candidates, and this rank's rows under each.
 
-    ``ids_TK``: the experts of this rank's tokens. ``load_RE``: what ``planner`` functions take.
-    ``compiled``: False for the Python specification; by default the compiled one where it is built.
+    ``ids_TK``: the experts of this rank's tokens. ``load_RE`` and the rest: as every planner's.
     Raises InputError for more slots than int16 numbers.
     """
-    ranks, experts = load_RE.shape
-    if experts + ranks * replica_slots > MOST_SLOTS:
-        raise InputError(
-            f"{experts + ranks * replica_slots} slots are more than the {MOST_SLOTS} that int16 "
-            "numbers; use fewer replica_slots"
-        )
-    compiled = native.is_built() if compiled is None else compiled
-    costs = unit_costs(cluster, model_dims)
-    plan_joint: Callable[..., Plan] = partial(
-        native.joint if compiled else joint,
-        main_E=main_E,
-        cluster=cluster,
-        model_dims=model_dims,
-        replica_slots=replica_slots,
-        balance_weight=balance_weight,
-    )
-    plans = [unbalanced_plan(load_RE, main_E, replica_slots)]
-    plans += [plan_joint(load_RE, costs=_scaled(costs, *per_cent)) for per_cent in PRICES]
-    pick = native.pick_slots if compiled else pick_slots
-    slots = [pick(plan, ids_TK, rank, cluster, costs, dispatcher) for plan in plans]
-    per_rank = experts // ranks + replica_slots
-    rows = [
-        torch.cat(rows_to(slot_TK.long() // per_rank, cluster, dispatcher)) for slot_TK in slots
-    ]
-    return Proposal(tuple(plans), tuple(slots), torch.stack(rows))
+    plans = _candidates(load_RE, main_E, cluster, model_dims, replica_slots, balance_weight)
+    return _proposal(plans, ids_TK, rank, dispatcher, cluster, model_dims)
 
 
 def finish_rows(
@@ -109,28 +83,107 @@ def finish_rows(
 
     ``rows_RCX``: the ``rows_CX`` of all ranks. The plan is bit-identical on all ranks.
     """
-    costs = unit_costs(cluster, model_dims)
-    times = [
-        _time(plan, rows_RCX[:, c], dispatcher, main_E, cluster, costs)
-        for c, plan in enumerate(proposal.plans)
-    ]
-    best = times.index(min(times))
+    best = _cheapest(proposal.plans, rows_RCX, dispatcher, main_E, cluster, model_dims)
     return proposal.plans[best], proposal.slots[best]
 
 
-def plan_in_rows(ids_of_ranks: Sequence[Tensor], load_RE: Tensor, **settings) -> tuple:
-    """``propose_rows`` and ``finish_rows`` of all ranks in one process: (Plan, slots of each rank).
+def plan_in_rows(
+    ids_of_ranks: Sequence[Tensor],
+    load_RE: Tensor,
+    *,
+    dispatcher: str,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+    replica_slots: int,
+    balance_weight: int = BALANCE_WEIGHT,
+) -> tuple[Plan, list[Tensor]]:
+    """Both steps for all ranks in one process: the Plan, and the slots of each rank's assignments.
 
-    ``ids_of_ranks``: (T, K) of each rank. ``settings``: those of ``propose_rows`` without ``rank``.
+    ``ids_of_ranks``: (T, K) of each rank.
     """
+    plans = _candidates(load_RE, main_E, cluster, model_dims, replica_slots, balance_weight)
     proposals = [
-        propose_rows(ids_TK, load_RE, rank=rank, **settings)
+        _proposal(plans, ids_TK, rank, dispatcher, cluster, model_dims)
         for rank, ids_TK in enumerate(ids_of_ranks)
     ]
     rows_RCX = torch.stack([proposal.rows_CX for proposal in proposals])
-    shared = {k: settings[k] for k in ("dispatcher", "main_E", "cluster", "model_dims")}
-    finished = [finish_rows(proposal, rows_RCX, **shared) for proposal in proposals]
-    return finished[0][0], [slot_TK for _, slot_TK in finished]
+    best = _cheapest(plans, rows_RCX, dispatcher, main_E, cluster, model_dims)
+    return plans[best], [proposal.slots[best] for proposal in proposals]
+
+
+def _candidates(
+    load_RE: Tensor,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+    replica_slots: int,
+    balance_weight: int,
+) -> tuple[Plan, ...]:
+    """No replicas, then the joint planner at each row of ``PRICES``, each different plan once."""
+    slots = load_RE.shape[1] + load_RE.shape[0] * replica_slots
+    if slots > MOST_SLOTS:
+        raise InputError(
+            f"{slots} slots are more than the {MOST_SLOTS} that int16 numbers; use fewer "
+            "replica_slots"
+        )
+    costs, planner = unit_costs(cluster, model_dims), native.joint if native.is_built() else joint
+    plans = [unbalanced_plan(load_RE, main_E, replica_slots)]
+    for per_cent in PRICES:
+        plan = planner(
+            load_RE,
+            main_E=main_E,
+            cluster=cluster,
+            model_dims=model_dims,
+            replica_slots=replica_slots,
+            balance_weight=balance_weight,
+            costs=_scaled(costs, *per_cent),
+        )
+        if not any(_same(plan, other) for other in plans):
+            plans.append(plan)
+    return tuple(plans)
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return torch.equal(one.assignments_RG, other.assignments_RG) and torch.equal(
+        one.expert_G, other.expert_G
+    )
+
+
+def _proposal(
+    plans: tuple[Plan, ...],
+    ids_TK: Tensor,
+    rank: int,
+    dispatcher: str,
+    cluster: Cluster,
+    model_dims: ModelDims,
+) -> Proposal:
+    pick = native.pick_slots if native.is_built() else pick_slots
+    costs = unit_costs(cluster, model_dims)
+    slots = [pick(plan, ids_TK, rank, cluster, costs, dispatcher) for plan in plans]
+    per_rank = plans[0].expert_G.numel() // cluster.ranks
+    rows = [rows_to(slot_TK.long() // per_rank, cluster, dispatcher) for slot_TK in slots]
+    return Proposal(plans, tuple(slots), torch.stack(rows))
+
+
+def _cheapest(
+    plans: Sequence[Plan],
+    rows_RCX: Tensor,
+    dispatcher: str,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+) -> int:
+    """Index of the candidate with the lowest time, the first on ties."""
+    times = []
+    for c, plan in enumerate(plans):
+        load_R = plan.assignments_RG.long().sum(0).view(cluster.ranks, -1).sum(1)
+        time = time_of_rows(
+            plan.expert_G, load_R, rows_RCX[:, c],
+            main_E=main_E, cluster=cluster, dims=model_dims, dispatcher=dispatcher,
+        )  # fmt: skip
+        times.append(time.total)
+    return times.index(min(times))
 
 
 def _scaled(costs: UnitCosts, far: int, near: int, copy: int) -> UnitCosts:
@@ -141,14 +194,3 @@ def _scaled(costs: UnitCosts, far: int, near: int, copy: int) -> UnitCosts:
         copy_far=costs.copy_far * copy // 100,
         copy_near=costs.copy_near * copy // 100,
     )
-
-
-def _time(
-    plan: Plan, rows_RX: Tensor, dispatcher: str, main_E: Tensor, cluster: Cluster, costs: UnitCosts
-) -> int:
-    """Picoseconds, as `cluster.row_model.modelled_row_time` prices the slots behind the rows."""
-    ranks = cluster.ranks
-    load_R = plan.assignments_RG.long().sum(0).view(ranks, -1).sum(1)
-    far_RR, near_RR = row_traffic(rows_RX[:, :ranks], rows_RX[:, ranks:], cluster, dispatcher)
-    copies_RR = copies_between(plan.expert_G, main_E, ranks)
-    return port_time(load_R, far_RR, near_RR, copies_RR, cluster, costs).total

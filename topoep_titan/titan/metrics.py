@@ -206,8 +206,9 @@ def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
     main_E = torch.empty_like(module.main_E)
     main_E[mains_Re] = torch.arange(len(mains_Re))[:, None].expand_as(mains_Re)
     quality = plan_quality(
-        record.plan, main_E=main_E, cluster=module.cluster, model_dims=module.dims
-    )
+        record.plan, main_E=main_E, cluster=module.cluster, model_dims=module.dims,
+        dispatcher=module.config.dispatcher, rows_RX=record.rows_RX,
+    )  # fmt: skip
     values = {**vars(quality), "plan_us": record.plan_seconds * 1e6}
     modelled = quality.modelled.as_us()
     numbers = [1.0, *(values[key] for key in MEASURES), *(modelled[key] for key in MODELLED)]
