@@ -71,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = {"fit": FIT_SEED, "test": TEST_SEED, "world": 1, "solver": 0}
     result = {"kind": "counted on drawn routing", "seeds": seeds, "tables": tables, **provenance()}
     write_atomically(options.out, json.dumps(result, indent=1) + "\n")
-    write_atomically(options.out.with_suffix(".md"), markdown(tables))
+    page = markdown("# Expert coupling on drawn routing", __doc__, tables)
+    write_atomically(options.out.with_suffix(".md"), page)
     print(f"coupling: {options.out} and {options.out.with_suffix('.md')}")
     return 0
 
@@ -254,8 +255,9 @@ def solve(ids_TK: Tensor, coupling: Coupling, ranks: int, per_node: int) -> Tens
     )  # fmt: skip
 
 
-def markdown(tables: dict[str, list[dict[str, Any]]]) -> str:
-    lines = ["# Expert coupling on drawn routing", "", (__doc__ or "").split("\n\n")[2], ""]
+def markdown(title: str, about: str, tables: dict[str, list[dict[str, Any]]]) -> str:
+    """The tables of one result, under the last paragraph of the program's docstring."""
+    lines = [title, "", about.strip().split("\n\n")[2], ""]
     for name, rows in tables.items():
         lines += [f"## {name}", "", "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
         lines += ["| " + " | ".join(map(_cell, row.values())) + " |" for row in rows]

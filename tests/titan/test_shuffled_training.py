@@ -1,5 +1,7 @@
 """Token shuffling on TP + EP: orders by hand, and the same losses as without it."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -32,6 +34,27 @@ def test_order_by_hand():
     assert torch.equal(permuted(gathered, order.place_T), x_BLD)
     identity = Order.of(torch.tensor([0, 0, 1, 1, 0, 0, 1, 1]), batch=2, ranks=2)
     assert identity.source_T.tolist() == list(range(8))
+
+
+@pytest.mark.ranks
+def test_a_shuffled_run_resumes_bit_for_bit_and_recomputes(trainers, folder):
+    """Full activation checkpointing; killed after step 12, with predictors from step 7."""
+    port = free_port()
+    run = folder / f"run-{port}"
+    settings = [
+        *LAYOUTS["TP2 = EP2"][1], *DEEP, *CORRELATED, "--shuffle.enabled", "--training.steps", "16",
+        "--checkpoint.enable", "--checkpoint.interval", "12", "activation-checkpoint:full",
+    ]  # fmt: skip
+
+    def trained() -> list[dict]:
+        results = trainers.run(train, 2, port, str(folder), settings)
+        (steps,) = [steps for steps in results if steps is not None]
+        return steps
+
+    unbroken = trained()
+    shutil.rmtree(run / "checkpoint" / "step-16")
+    (run / "result.json").unlink()
+    assert [step["loss_hex"] for step in trained()] == [step["loss_hex"] for step in unbroken]
 
 
 @pytest.mark.ranks

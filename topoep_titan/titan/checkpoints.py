@@ -21,8 +21,9 @@ from torchtitan.components.checkpointer import MODEL, OPTIMIZER, CheckpointManag
 
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.expert_placement import WEIGHTS, ExpertPlacement, extent, local
+from topoep_titan.titan.shuffle import TokenShuffle
 
-PLACEMENT = "placement"
+PLACEMENT, SHUFFLE = "placement", "shuffle"
 
 
 class LogicalCheckpoints(CheckpointManager):
@@ -34,10 +35,12 @@ class LogicalCheckpoints(CheckpointManager):
 
     placement: ExpertPlacement | None = None
 
-    def place(self, placement: ExpertPlacement) -> None:
+    def place(self, placement: ExpertPlacement, shuffle: TokenShuffle | None) -> None:
         self.placement = placement
         if self.enable:
             self.states[PLACEMENT] = placement
+            if shuffle is not None:
+                self.states[SHUFFLE] = shuffle
 
     def dcp_save(self, state_dict: dict[str, Any], *args, to_hf: bool = False, **kwargs):
         if self.placement is not None and to_hf:
@@ -59,10 +62,10 @@ class LogicalCheckpoints(CheckpointManager):
         if self.placement is None or from_hf:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        if PLACEMENT in state_dict:
-            saved = dcp.FileSystemReader(checkpoint_id).read_metadata().state_dict_metadata
-            if not any(key.startswith(f"{PLACEMENT}.") for key in saved):
-                del state_dict[PLACEMENT]  # saved by a run with contiguous experts
+        saved = dcp.FileSystemReader(checkpoint_id).read_metadata().state_dict_metadata
+        for entry in (PLACEMENT, SHUFFLE):  # absent when saved by a run without
+            if not any(key.startswith(f"{entry}.") for key in saved):
+                state_dict.pop(entry, None)
         dcp.load(self._logical(state_dict), checkpoint_id=checkpoint_id)  # in place
         self.states[MODEL].load_state_dict(state_dict)
 

@@ -188,7 +188,7 @@ class ExpertPlacement:
         return {
             f"rank{dist.get_rank()}": {
                 str(number): {
-                    "main_E": module.main_E,
+                    "main_E": module.main_E.clone(),  # DCP loads in place
                     "load_E": module.load_E,
                     **module.sample.state(module.config.token_dispatcher.top_k),
                 }

@@ -16,6 +16,7 @@ top-k, P TP ranks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from topoep_titan.placement.shuffle import Predictor, assign_evenly, fit_predict
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 
 HISTORY = 3  # layers that foretell the next
+PASSES = 16  # the last ones, whose tokens the predictors are fitted on
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +66,7 @@ class TokenShuffle:
     """Of one model on one rank: the current order and the experts chosen so far in this pass."""
 
     def __init__(self, blocks: dict[int, "ShuffledBlock"], group: dist.ProcessGroup, size: int):
-        """``size``: tokens that this rank samples for the predictors, from every layer."""
+        """``size``: tokens that this TP group samples for the predictors, in all layers alike."""
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.layers = {number: block.moe.routed_experts for number, block in blocks.items()}
@@ -73,7 +75,9 @@ class TokenShuffle:
         self.orders: dict[int, tuple[Order | None, Order | None]] = {}  # before, after attention
         self.history: list[Tensor] = []  # canonical ids (T, K), the last layer first
         self.order: Order | None = None  # None is canonical
-        self.size, self.sampled = size, []
+        top_k = next(iter(self.layers.values())).config.token_dispatcher.top_k
+        self.sample_LNK = torch.zeros(len(self.layers), size, top_k, dtype=torch.int16)
+        self.seen = 0  # tokens sampled since the last refit
         self.random = torch.Generator().manual_seed(dist.get_rank() // self.ranks)
         members = dist.get_process_group_ranks(group)
         first = next(iter(self.layers.values()))
@@ -110,36 +114,67 @@ class TokenShuffle:
             self._sample(layer)
 
     def _sample(self, layer: int) -> None:
-        """Keep (layers, tokens, K) of a few tokens of this pass."""
-        newest = self.history[0]
+        """Keep the experts of a few tokens of this pass, the same tokens in every layer."""
+        size = self.sample_LNK.shape[1]
         if layer == min(self.layers):
-            count = min(len(newest), max(1, self.size // 16))  # the last 16 passes
-            self.taken = torch.randint(len(newest), (count,), generator=self.random)
-            self.sampled = [*self.sampled[-15:], []]
-        self.sampled[-1].append(newest[self.taken.to(newest.device)].to(torch.int16))
+            count = -(-size // PASSES)
+            self.taken = torch.randint(len(self.history[0]), (count,), generator=self.random)
+            self.slots = torch.arange(self.seen, self.seen + count) % size
+            self.seen += count
+        ids_NK = self.history[0][self.taken.to(self.history[0].device)]
+        self.sample_LNK = self.sample_LNK.to(ids_NK.device)
+        index = sorted(self.layers).index(layer)
+        self.sample_LNK[index, self.slots.to(ids_NK.device)] = ids_NK.to(torch.int16)
 
     def refit(self) -> None:
-        """Predictors for the experts' present placement, from all ranks' samples. Collective."""
-        mine = [
-            torch.stack(layers).cpu() for layers in self.sampled if len(layers) == len(self.layers)
-        ]
-        everyone: list[list[Tensor]] = [[] for _ in range(dist.get_world_size())]
+        """Predictors for the experts' present placement, from all groups' samples. Collective."""
+        mine = self.sample_LNK[:, : self.seen].cpu()
+        everyone: list[Tensor] = [mine] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-        # TP ranks of one group sampled the same tokens.
-        samples = [part for parts in everyone[:: self.ranks] for part in parts]
-        if not samples:
+        ids_LNK = torch.cat(everyone[:: self.ranks], dim=1)  # ranks of one group sampled alike
+        self.seen = 0
+        if not ids_LNK.shape[1]:
             return
-        ids_LNK = torch.cat(samples, dim=1)
-        device = next(iter(self.layers.values())).inner_experts.w1_EFD.device
         for index, (layer, module) in enumerate(sorted(self.layers.items())):
             if index:
                 history = [*ids_LNK[max(0, index - HISTORY) : index].flip(0)]
                 fitted = fit_predictor(
                     history, ids_LNK[index], module.main_E, ranks=module.cluster.ranks
                 )
-                table_XR = fitted.table_XR.to(device)
-                self.predictors[layer] = Predictor(table_XR, fitted.experts)
-        self.sampled = []
+                self._install(layer, fitted.table_XR)
+
+    def _install(self, layer: int, table_XR: Tensor) -> None:
+        module = self.layers[layer]
+        device = module.inner_experts.w1_EFD.device
+        self.predictors[layer] = Predictor(table_XR.to(device), module.main_E.numel())
+
+    # --- checkpoints: DCP calls these on the entry "shuffle"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sample and predictors, of fixed shapes, under keys of this rank."""
+        tables = {}
+        for index, (layer, module) in enumerate(sorted(self.layers.items())):
+            rows = min(index, HISTORY) * module.main_E.numel() + 1
+            empty = torch.zeros(rows, module.cluster.ranks)
+            fitted = self.predictors.get(layer)
+            tables[str(layer)] = fitted.table_XR.cpu() if fitted else empty
+        return {
+            f"rank{dist.get_rank()}": {
+                "fitted": torch.tensor(bool(self.predictors)),
+                "tables": tables,
+                "sample_LNK": self.sample_LNK.cpu(),
+                "seen": torch.tensor(self.seen),
+                "random": self.random.get_state(),
+            }
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = state[f"rank{dist.get_rank()}"]
+        self.sample_LNK, self.seen = mine["sample_LNK"].clone(), int(mine["seen"])
+        self.random.set_state(mine["random"].cpu())
+        if mine["fitted"]:
+            for layer in sorted(self.layers)[1:]:
+                self._install(layer, mine["tables"][str(layer)].clone())
 
     def follow(self, x_BLD: Tensor, before: Order | None, after: Order | None) -> Tensor:
         """This rank's residual rows in one order, exchanged into another."""

@@ -54,24 +54,25 @@ class TopoEPTrainer(Trainer):
         )
         self.metrics_processor.tokens_per_step = tokens_per_step
         connect_routers(self.model_parts, self.parallel_dims, tokens_per_step=tokens_per_step)
-        self.placement = None
+        self.placement = self.shuffle = None
         if config.placement.strategy == "correlated":
-            microbatches = self._microbatches()
-            self.placement = ExpertPlacement(
-                config.placement,
-                self.model_parts,
-                self.optimizers,
-                microbatches=microbatches,
-                tokens=tokens_per_step // microbatches // self._token_ranks(),
-            )
-            self.checkpointer.place(self.placement)
-        self.shuffle = None
-        if config.shuffle.enabled:
-            mesh = self.parallel_dims.get_optional_mesh("tp")
-            sample = -(-config.placement.sample_tokens * mesh.size() // self._token_ranks())
-            self.shuffle = TokenShuffle(
-                shuffled_blocks(self.model_parts), mesh.get_group(), size=sample
-            )
+            self._place(tokens_per_step)
+
+    def _place(self, tokens_per_step: int) -> None:
+        config, microbatches = self.config.placement, self._microbatches()
+        self.placement = ExpertPlacement(
+            config,
+            self.model_parts,
+            self.optimizers,
+            microbatches=microbatches,
+            tokens=tokens_per_step // microbatches // self._token_ranks(),
+        )
+        if self.config.shuffle.enabled:
+            mesh = self.parallel_dims.get_mesh("tp")
+            size = -(-config.sample_tokens * mesh.size() // self._token_ranks())
+            blocks = shuffled_blocks(self.model_parts)
+            self.shuffle = TokenShuffle(blocks, mesh.get_group(), size=size)
+        self.checkpointer.place(self.placement, self.shuffle)
 
     def train_step(self, data_iterator) -> None:
         self.metrics_processor.begin_step()
