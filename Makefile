@@ -67,6 +67,9 @@ bench-planner: $(STAMP)  ## quality and planning time of every planner, as a tab
 bench-exec: $(STAMP)  ## speed-ups of planners and dispatchers on an emulated cluster (root only)
 	$(BIN)/python -m recipes.bench_exec $(ARGS)
 
+figures: $(STAMP)  ## the papers' figures and tables beside ours, as outputs/figures/report.html
+	$(BIN)/python -m recipes.figures $(ARGS)
+
 tensorboard: $(STAMP)  ## show all runs in outputs/
 	$(BIN)/tensorboard --logdir outputs
 
@@ -74,6 +77,6 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-.PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm
+.PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm figures
 .PHONY: reproduce-deepseek bench-planner bench-exec tensorboard clean
 .DEFAULT_GOAL := help

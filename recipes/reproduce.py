@@ -6,7 +6,8 @@
 Question: does balancing leave the loss alone, and what does it do to load and traffic? (TopoEP
 paper, Figures 13, 14 and 16.) Every run starts from the same parameters and sees the same batches
 under the same schedule. Runs go to outputs/NAME/<planner>; a finished one is kept, an interrupted
-one goes on. The report is outputs/NAME/report.html (and .md), its numbers results.json.
+one goes on. The report is outputs/NAME/report.html (and .md), its numbers results.json; committed
+answers to the papers' other questions (results/figures) are appended.
 """
 
 import argparse
@@ -21,10 +22,12 @@ from pathlib import Path
 from topoep_titan.errors import InputError
 from topoep_titan.planning import planner_named
 from topoep_titan.reports.page import write_report
+from topoep_titan.reports.published import read_answers
 from topoep_titan.results import read_result
 from topoep_titan.titan.step_log import StepLog
 
 OUTPUTS = Path("outputs")
+FIGURES = Path(__file__).resolve().parents[1] / "results" / "figures"  # make figures
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
             OUTPUTS / options.name,
             title=f"{options.name}: {' against '.join(options.planners)}",
             command=shlex.join(map(str, command + options.planners)),
+            answers=read_answers(FIGURES),
         )
     except InputError as error:
         print(f"reproduce: {error}", file=sys.stderr)

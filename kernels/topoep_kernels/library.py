@@ -24,6 +24,12 @@ def cpu_library() -> ctypes.CDLL:
     return _load("libtopoep_cpu.so")
 
 
+@cache
+def cuda_library() -> ctypes.CDLL:
+    """``libtopoep_cuda.so``. Raises KernelsMissing, or ImportError when it cannot be loaded."""
+    return _load("libtopoep_cuda.so")
+
+
 def _load(name: str) -> ctypes.CDLL:
     override = os.environ.get("TOPOEP_KERNELS_LIB")
     folders = [Path(folder) for folder in ([override] if override else topoep_kernels.__path__)]

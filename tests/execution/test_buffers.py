@@ -74,7 +74,7 @@ def two_layers(transport, recompute: bool):
     others = [w.flip(0)[main_E == rank].clone().requires_grad_() for w in weights]
     counts_E = torch.bincount(ids_TK.flatten(), minlength=E)
     engine = Engine(
-        planner=planner_of("full slots", main_E, R), main_E=main_E, replica_slots=S,
+        planner=planner_of("full slots", "alltoall", main_E, R), main_E=main_E, replica_slots=S,
         dispatcher="alltoall", chunks=2, compute_dtype=torch.float64, transport=transport,
         lane=ThreadLane(),
     )  # fmt: skip

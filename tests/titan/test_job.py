@@ -14,8 +14,8 @@ device.install()
 
 import train
 from topoep_titan.errors import InputError
-from topoep_titan.titan.checks import check_layout
 from topoep_titan.titan.job import load_job, resolved_table
+from topoep_titan.titan.layout import check_layout
 from topoep_titan.titan.run_folder import open_run
 
 RECIPES = Path(__file__).parents[2] / "toml_configs"

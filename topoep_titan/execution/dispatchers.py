@@ -23,26 +23,25 @@ from torch import Tensor
 
 from topoep_titan.execution.hops import Hop, Route, Take
 from topoep_titan.execution.transport import Parcel, Transport, to_host
-from topoep_titan.planning.plan import Plan, cut_assignments
+from topoep_titan.planning.plan import Plan
 
 # What one chunk does with (x_TD, score_N): its route, the rows and the scores that arrived.
 Dispatch = Callable[[Tensor, Tensor], tuple[Route, Tensor, Tensor]]
 
 
 def plan_chunks(
-    dispatcher: str, plan: Plan, ids_TK: Tensor, transport: Transport, chunks: int
-) -> list[Dispatch]:
-    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU).
+    dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
+) -> tuple[list[Dispatch], Tensor | None]:
+    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU); and
+    of a deduplicating dispatcher int64 (R, R + m), the rows of each source to each rank and node.
 
+    ``slot_TK``: int64, the slot that executes each assignment, as many in each as planned.
     Collective for the deduplicating dispatchers, and so are the calls: all ranks must make them in
     the same order. A call maps x (T, D) and scores (T*K,) to the chunk's route, the arrived rows
     (before ``route.expand``) and the score of each executed assignment (M,).
     """
-    device = ids_TK.device
-    on_device = Plan(plan.expert_G.to(device), plan.assignments_RG.to(device))
-    slot_TK = cut_assignments(on_device, ids_TK, transport.rank)
     if dispatcher == "alltoall":
-        return _alltoall_chunks(plan, slot_TK, transport, chunks)
+        return _alltoall_chunks(plan, slot_TK, transport, chunks), None
     return _dedup_chunks(dispatcher, plan, slot_TK, transport, chunks)
 
 
@@ -117,7 +116,7 @@ class _Splits:
 
 def _dedup_chunks(
     dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
-) -> list[Dispatch]:
+) -> tuple[list[Dispatch], Tensor]:
     tokens = len(slot_TK)
     ranks, per_node = transport.ranks, transport.ranks_per_node
     slots = plan.expert_G.numel() // ranks  # P
@@ -133,13 +132,14 @@ def _dedup_chunks(
     def counts_of(chunk: int) -> list[list[int]]:
         return [counts_CX[chunk] for counts_CX in counts_RCX]
 
-    return [
+    calls = [
         partial(
             _dedup_dispatch, *_splits(dispatcher, counts_of(i), transport, slots), slot_TK,
             tokens, transport,
         )
         for i, tokens in enumerate(ranges)
     ]  # fmt: skip
+    return calls, torch.tensor(counts_RCX).sum(1)[:, plan.expert_G.numel() :]
 
 
 def _dedup_dispatch(

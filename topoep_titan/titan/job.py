@@ -6,7 +6,6 @@ from typing import Any
 
 import tomli
 import tyro
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.components.validate import Validator
@@ -15,6 +14,7 @@ from torchtitan.config.manager import ConfigManager, custom_registry
 
 from topoep_titan.errors import InputError
 from topoep_titan.models import MODELS
+from topoep_titan.titan.checkpoints import LogicalCheckpoints
 from topoep_titan.titan.config import AdamW, expert_settings
 from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
 from topoep_titan.titan.device import on_cpu
@@ -23,6 +23,7 @@ from topoep_titan.titan.init import make_layout_invariant
 from topoep_titan.titan.merge import as_table, merge
 from topoep_titan.titan.metrics import PlanMetrics
 from topoep_titan.titan.routing import skew_routers
+from topoep_titan.titan.shuffle import shuffle_blocks
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 # Follows from the rest in `complete`, so neither a recipe nor config.toml says it.
@@ -70,6 +71,8 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
     if "float8" in config.converters:
         use_float8(spec.model)
     make_layout_invariant(spec.model, seed=config.debug.seed or 0)
+    if config.shuffle.enabled:
+        shuffle_blocks(spec.model.layers)
     topoep = config.topoep
     if topoep.router_skew is not None:
         skew_routers(spec.model, topoep.router_skew, seed=config.debug.seed or 0)
@@ -141,7 +144,7 @@ def base_config(base: str, recipe: str) -> TopoEPTrainer.Config:
         lr_scheduler=LRSchedulersContainer.Config(),
         # Plain all-to-all reads its split sizes on the host, which CUDA graphs do not allow.
         training=TrainingConfig(disable_cuda_graphs=True),
-        checkpoint=CheckpointManager.Config(
+        checkpoint=LogicalCheckpoints.Config(
             last_save_model_only=False, initial_load_model_only=False
         ),
         activation_checkpoint=None,

@@ -26,6 +26,7 @@ from topoep_titan.execution.layer import Engine
 from topoep_titan.execution.transport import KINDS, LINKS
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.balance import BALANCE, gather_balance
+from topoep_titan.titan.coupling import COUPLING, gather_coupling
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 from topoep_titan.titan.step_log import StepLog
 
@@ -99,8 +100,9 @@ class PlanMetrics(MetricsProcessor):
         self.steps_since_log = 0
         layers, modelled_us = self._gather_layers()
         traffic = self._gather_traffic()
-        layers = [layer | balance[layer["layer"]] for layer in layers]
-        keys = MEASURES + BALANCE
+        coupling = gather_coupling(self.model_parts, self.config.num_layers)
+        layers = [layer | balance[layer["layer"]] | coupling[layer["layer"]] for layer in layers]
+        keys = MEASURES + BALANCE + COUPLING
         means = {key: sum(layer[key] for layer in layers) / len(layers) for key in keys if layers}
         scalars = {f"moe/{key}": value for key, value in means.items()}
         scalars |= {f"traffic/{key}": value for key, value in traffic.items()}
@@ -139,7 +141,8 @@ class PlanMetrics(MetricsProcessor):
         """The engines of this rank's layers, each once."""
         modules = (module for part in self.model_parts for module in part.modules())
         experts = (m for m in modules if isinstance(m, ReplicatedRoutedExperts))
-        return list({id(module.engine): module.engine for module in experts}.values())
+        # Layers whose experts are placed differently have engines of one transport.
+        return list({id(module.transport): module.engine for module in experts}.values())
 
     def _gather_traffic(self) -> dict[str, int]:
         """What all ranks sent during this step, and how often one waited for its device."""
@@ -197,9 +200,15 @@ class _OneCurve(TensorBoardLogger):
 
 
 def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
+    # As the plan has them: experts may have moved since.
+    slots_RP = record.plan.expert_G.view(module.cluster.ranks, -1)
+    mains_Re = slots_RP[:, : module.main_E.numel() // module.cluster.ranks].long()
+    main_E = torch.empty_like(module.main_E)
+    main_E[mains_Re] = torch.arange(len(mains_Re))[:, None].expand_as(mains_Re)
     quality = plan_quality(
-        record.plan, main_E=module.main_E, cluster=module.cluster, model_dims=module.dims
-    )
+        record.plan, main_E=main_E, cluster=module.cluster, model_dims=module.dims,
+        dispatcher=module.config.dispatcher, rows_RX=record.rows_RX,
+    )  # fmt: skip
     values = {**vars(quality), "plan_us": record.plan_seconds * 1e6}
     modelled = quality.modelled.as_us()
     numbers = [1.0, *(values[key] for key in MEASURES), *(modelled[key] for key in MODELLED)]

@@ -9,7 +9,7 @@
 namespace topoep::joint {
 
 // What relief can make of the candidate in `ports`: each peak halfway down to its domain's mean.
-inline i64 promise(const Joint& j) {
+PLANNER_FN i64 promise(const Joint& j) {
   const Problem& p = j.p;
   const Ports& q = j.ports;
   DomainPeaks all{};
@@ -90,11 +90,11 @@ struct Line {
   bool far;  // rooms are the outside parts, else the parts for the domain
   i32 room = 0;
 
-  i32 room_of(int k) const {
+  PLANNER_FN i32 room_of(int k) const {
     return far ? in.outside[k] : in.quota[k] - in.own[k] - in.outside[k];
   }
 
-  void serve(i32* row, i32 demand) {
+  PLANNER_FN void serve(i32* row, i32 demand) {
     while (demand > 0) {
       while (room == 0) room = room_of(++i);
       const i32 v = std::min(demand, room);
@@ -106,7 +106,7 @@ struct Line {
 };
 
 // Splits x's demands over its instances: own rank, then own domain, then what leaves the domains.
-inline void write_expert(Joint& j, const Slots& s, int x) {
+PLANNER_FN void write_expert(Joint& j, const Slots& s, int x) {
   const Problem& p = j.p;
   Instances& in = j.inst;
   const i32* load_R = column(j, x);
@@ -133,22 +133,20 @@ inline void write_expert(Joint& j, const Slots& s, int x) {
   }
 }
 
-inline void pack_left(const Problem& p, Slots& s) {
-  for (int r = 0; r < p.R; ++r) {
-    for (int k = r * p.S, n = k; k < (r + 1) * p.S; ++k) {
-      if (s.expert[k] < 0) continue;
-      const i32 x = s.expert[k];
-      s.expert[k] = -1;
-      s.expert[n] = x;
-      s.quota[n] = s.quota[k];
-      s.outside[n++] = s.outside[k];
-    }
+PLANNER_FN void pack_left(const Problem& p, Slots& s, int r) {
+  for (int k = r * p.S, n = k; k < (r + 1) * p.S; ++k) {
+    if (s.expert[k] < 0) continue;
+    const i32 x = s.expert[k];
+    s.expert[k] = -1;
+    s.expert[n] = x;
+    s.quota[n] = s.quota[k];
+    s.outside[n++] = s.outside[k];
   }
 }
 
 inline void write_plan(Joint& j, Slots& s) {
   const Problem& p = j.p;
-  pack_left(p, s);
+  for (int r = 0; r < p.R; ++r) pack_left(p, s, r);
   write_mains(p, j.expert_G, j.assignments_RG);
   link(j, s);
   for (int k = 0; k < p.R * p.S; ++k) {

@@ -6,13 +6,13 @@
 
 namespace topoep::joint {
 
-inline int most_copies(const Joint& j, const Recipe& q) {
+PLANNER_FN int most_copies(const Joint& j, const Recipe& q) {
   return std::max(1, (q.copies * (j.p.M - 1) + 2) / 3);
 }
 
 // Greedy over the pairs, most demanded first: relieve main ranks that receive too much (pass 0),
 // then domains that send too much (pass 1). Fills `chosen`.
-inline void select_pairs(Joint& j, const Recipe& q) {
+PLANNER_FN void select_pairs(Joint& j, const Recipe& q) {
   const Problem& p = j.p;
   const int most_out = most_copies(j, q), most_in = p.g * p.S * q.share / 8;
   const i64 far = i64(j.mean) * q.select_far / 100;
@@ -37,7 +37,7 @@ inline void select_pairs(Joint& j, const Recipe& q) {
 
 // amount[i][d] of every touched expert: each domain executes its own demand where the expert is
 // hosted, home executes the rest.
-inline void bring(Joint& j) {
+PLANNER_FN void bring(Joint& j) {
   const Problem& p = j.p;
   j.touched = 0;
   for (int d = 0; d < p.M; ++d) j.domain_load[d] = 0;
@@ -65,7 +65,7 @@ inline void bring(Joint& j) {
 
 // Levels the domains: the fullest hands work to the emptiest, spread over all experts that both
 // host, because one lump would land on one in-port.
-inline void shift_work(Joint& j) {
+PLANNER_FN void shift_work(Joint& j) {
   const Problem& p = j.p;
   const i64 level = i64(j.mean) * p.g;
   for (int step = 0; step < 2 * p.M; ++step) {
@@ -98,7 +98,7 @@ inline void shift_work(Joint& j) {
 }
 
 // What the mains execute before near copies relieve them.
-inline void lower_mains(Joint& j) {
+PLANNER_FN void lower_mains(Joint& j) {
   const Problem& p = j.p;
   std::memcpy(j.main_quota, j.base_quota, sizeof(i32) * p.E);
   std::memcpy(j.main_outside, j.base_outside, sizeof(i32) * p.E);
@@ -115,7 +115,7 @@ inline void lower_mains(Joint& j) {
   }
 }
 
-inline void add_item(Joint& j, int& items, i32 size, int x, int source) {
+PLANNER_FN void add_item(Joint& j, int& items, i32 size, int x, int source) {
   int i = items++;  // kept by (size desc, expert asc, earlier first)
   for (; i > 0; --i) {
     const i32 other = j.item_size[i - 1];
@@ -131,7 +131,7 @@ inline void add_item(Joint& j, int& items, i32 size, int x, int source) {
 
 // Cuts pieces off the mains of rank r until it is at the level and its mains keep no more than
 // `far` from outside. A piece carries outside work first.
-inline void shed(Joint& j, int r, i32 level, i32 far, int& items) {
+PLANNER_FN void shed(Joint& j, int r, i32 level, i32 far, int& items) {
   const Problem& p = j.p;
   i32* quota = j.main_quota + r * p.e;
   i32* outside = j.main_outside + r * p.e;
@@ -167,7 +167,7 @@ inline void shed(Joint& j, int r, i32 level, i32 far, int& items) {
   }
 }
 
-inline bool holds(const Joint& j, const Slots& s, int r, int used, int x) {
+PLANNER_FN bool holds(const Joint& j, const Slots& s, int r, int used, int x) {
   for (int k = r * j.p.S; k < r * j.p.S + used; ++k) {
     if (s.expert[k] == x) return true;
   }
@@ -175,7 +175,7 @@ inline bool holds(const Joint& j, const Slots& s, int r, int used, int x) {
 }
 
 // Experts of other domains that d hosts, by (amount desc, expert), into `brought`.
-inline int list_brought(Joint& j, int d) {
+PLANNER_FN int list_brought(Joint& j, int d) {
   const Problem& p = j.p;
   int n = 0;
   const auto amount = [&](int x) { return j.amount[i64(j.touch_index[x] - 1) * p.M + d]; };
@@ -195,7 +195,7 @@ inline int list_brought(Joint& j, int d) {
 
 // Fills the slots of domain d so that no rank executes more than the level, if that can be done.
 // False when a brought expert finds no slot.
-inline bool fill(Joint& j, int d, const Recipe& q, i32 level, Slots& s) {
+PLANNER_FN bool fill(Joint& j, int d, const Recipe& q, i32 level, Slots& s) {
   const Problem& p = j.p;
   const int first = d * p.g, end = first + p.g;
   const int arrivals = std::min(most_copies(j, q), p.S);  // far copies that one rank may receive
@@ -269,17 +269,27 @@ inline bool fill(Joint& j, int d, const Recipe& q, i32 level, Slots& s) {
   return true;
 }
 
-// The slots of the candidate `chosen` into `trial`; false when they do not fit.
-inline bool build(Joint& j, const Recipe& q) {
+// What each domain executes of the candidate `chosen`. Returns the level for its ranks.
+PLANNER_FN i32 divide_work(Joint& j) {
   const Problem& p = j.p;
   bring(j);
   shift_work(j);
   lower_mains(j);
   i64 level = j.mean;
   for (int d = 0; d < p.M; ++d) level = std::max(level, (j.domain_load[d] + p.g - 1) / p.g);
-  bool fits = true;
-  for (int d = 0; d < p.M && fits; ++d) fits = fill(j, d, q, i32(level), j.trial);
+  return i32(level);
+}
+
+PLANNER_FN void forget_touched(Joint& j) {
   for (int i = 0; i < j.touched; ++i) j.touch_index[j.touched_expert[i]] = 0;
+}
+
+// The slots of the candidate `chosen` into `trial`; false when they do not fit.
+inline bool build(Joint& j, const Recipe& q) {
+  const i32 level = divide_work(j);
+  bool fits = true;
+  for (int d = 0; d < j.p.M && fits; ++d) fits = fill(j, d, q, level, j.trial);
+  forget_touched(j);
   return fits;
 }
 

@@ -9,7 +9,7 @@
 namespace topoep::joint {
 
 // Chains the slots of each expert in ascending order; `unlink` undoes it.
-inline void link(Joint& j, const Slots& s) {
+PLANNER_FN void link(Joint& j, const Slots& s) {
   for (int k = 0; k < j.p.R * j.p.S; ++k) {
     const int x = s.expert[k];
     if (x < 0) continue;
@@ -19,13 +19,13 @@ inline void link(Joint& j, const Slots& s) {
   }
 }
 
-inline void unlink(Joint& j, const Slots& s) {
+PLANNER_FN void unlink(Joint& j, const Slots& s) {
   for (int k = 0; k < j.p.R * j.p.S; ++k) {
     if (s.expert[k] >= 0) j.first_slot[s.expert[k]] = -1;
   }
 }
 
-inline void gather_instances(Joint& j, const Slots& s, int x) {
+PLANNER_FN void gather_instances(Joint& j, const Slots& s, int x) {
   const Problem& p = j.p;
   Instances& in = j.inst;
   const int m = p.main[x], h = p.home(x);
@@ -54,7 +54,7 @@ inline void gather_instances(Joint& j, const Slots& s, int x) {
 
 // Gives `amount` assignments from outside to instances [a, b): always to the one whose rank
 // receives least so far, within its quota; the last few one by one in order.
-inline void pour_outside(Joint& j, int a, int b, i32 amount) {
+PLANNER_FN void pour_outside(Joint& j, int a, int b, i32 amount) {
   Instances& in = j.inst;
   i32* far_in = j.ports.far_in;
   const auto room = [&in](int i) { return in.quota[i] - in.own[i] - in.outside[i]; };
@@ -90,7 +90,7 @@ inline void pour_outside(Joint& j, int a, int b, i32 amount) {
 // Adding chooses each instance's outside part, taking away reads the stored one. `share`, if given,
 // receives what leaves each source's domain.
 template <int sign>
-inline void serve_domain(Joint& j, int x, int a, int b, i32* share = nullptr) {
+PLANNER_FN void serve_domain(Joint& j, int x, int a, int b, i32* share = nullptr) {
   const Problem& p = j.p;
   Instances& in = j.inst;
   const i32* load_R = column(j, x);
@@ -125,7 +125,7 @@ inline void serve_domain(Joint& j, int x, int a, int b, i32* share = nullptr) {
 }
 
 // Index behind the last instance in the domain of instance a.
-inline int domain_end(const Joint& j, int a) {
+PLANNER_FN int domain_end(const Joint& j, int a) {
   const int end = (j.p.domain_of(j.inst.rank[a]) + 1) * j.p.g;
   int b = a + 1;
   while (b < j.inst.n && j.inst.rank[b] < end) ++b;
@@ -133,7 +133,7 @@ inline int domain_end(const Joint& j, int a) {
 }
 
 template <int sign>
-inline void serve_all(Joint& j, int x, i32* share = nullptr) {
+PLANNER_FN void serve_all(Joint& j, int x, i32* share = nullptr) {
   if (share) std::memcpy(share, column(j, x), sizeof(i32) * j.p.R);  // where no instance is
   for (int a = 0, b; a < j.inst.n; a = b) {
     b = domain_end(j, a);
@@ -142,7 +142,7 @@ inline void serve_all(Joint& j, int x, i32* share = nullptr) {
 }
 
 template <int sign>
-inline void serve_in(Joint& j, int x, int d) {
+PLANNER_FN void serve_in(Joint& j, int x, int d) {
   for (int a = 0; a < j.inst.n && j.inst.rank[a] < (d + 1) * j.p.g; ++a) {
     if (j.inst.rank[a] < d * j.p.g) continue;
     serve_domain<sign>(j, x, a, domain_end(j, a));
@@ -151,39 +151,39 @@ inline void serve_in(Joint& j, int x, int d) {
 }
 
 // Takes x, served by its main alone, out of the base ports.
-inline void withdraw_main(Joint& j, int x) {
+PLANNER_FN void withdraw_main(Joint& j, int x) {
   const int m = j.p.main[x];
   j.ports.load[m] -= j.total[x];
   j.ports.far_in[m] -= j.outside_demand(x);
   j.ports.own[m] -= column(j, x)[m];
 }
 
-inline void store_outside(Joint& j, Slots& s) {
+PLANNER_FN void store_outside(Joint& j, Slots& s) {
   for (int i = 0; i < j.inst.n; ++i) {
     if (j.inst.slot[i] >= 0) s.outside[j.inst.slot[i]] = j.inst.outside[i];
   }
 }
 
-inline void count_copy(Joint& j, int x, int r, int sign) {
+PLANNER_FN void count_copy(Joint& j, int x, int r, int sign) {
   const int m = j.p.main[x];
   const bool near = j.p.home(x) == j.p.domain_of(r);
   (near ? j.in_near : j.in_far)[r] += sign;
   (near ? j.out_near : j.out_far)[m] += sign;
 }
 
-inline i64 copy_time(const Joint& j, int r) {
+PLANNER_FN i64 copy_time(const Joint& j, int r) {
   return j.cost.copy_far * std::max(j.in_far[r], j.out_far[r]) +
          j.cost.copy_near * std::max(j.in_near[r], j.out_near[r]);
 }
 
-inline i32 near_in(const Ports& q, int r) { return q.load[r] - q.own[r] - q.far_in[r]; }
+PLANNER_FN i32 near_in(const Ports& q, int r) { return q.load[r] - q.own[r] - q.far_in[r]; }
 
-inline i32 near_out(const Joint& j, const Ports& q, int r) {
+PLANNER_FN i32 near_out(const Joint& j, const Ports& q, int r) {
   return j.sent[r] - q.own[r] - q.far_out[r];
 }
 
 // Ports, not excess, of domain d's ranks.
-inline DomainPeaks find_peaks(const Joint& j, int d) {
+PLANNER_FN DomainPeaks find_peaks(const Joint& j, int d) {
   const Ports& q = j.ports;
   DomainPeaks m{};
   for (int r = d * j.p.g; r < (d + 1) * j.p.g; ++r) {
@@ -195,7 +195,7 @@ inline DomainPeaks find_peaks(const Joint& j, int d) {
   return m;
 }
 
-inline void raise(DomainPeaks& m, const DomainPeaks& by) {
+PLANNER_FN void raise(DomainPeaks& m, const DomainPeaks& by) {
   m.load = std::max(m.load, by.load);
   m.far = std::max(m.far, by.far);
   m.near = std::max(m.near, by.near);
@@ -207,7 +207,7 @@ struct Price {
   i64 score;  // with the taste for balance
 };
 
-inline Price price_peaks(const Joint& j, const DomainPeaks& m) {
+PLANNER_FN Price price_peaks(const Joint& j, const DomainPeaks& m) {
   const JointCosts& c = j.cost;
   const i64 compute = c.assignment * m.load;
   const i64 total = compute + c.token_far * m.far + c.token_near * m.near + m.copies + c.plan;

@@ -27,7 +27,7 @@ struct Relief {
 
 // Work of domain d above the band under each maximum, priced: of equal scores the one with less of
 // it is nearer to the next gain, because several ranks share a maximum.
-inline i64 excess(const Joint& j, const DomainPeaks& now, int d) {
+PLANNER_FN i64 excess(const Joint& j, const DomainPeaks& now, int d) {
   const Ports& q = j.ports;
   const i32 load = now.load - now.load / kBand, far = now.far - now.far / kBand,
             near = now.near - now.near / kBand;
@@ -42,7 +42,7 @@ inline i64 excess(const Joint& j, const DomainPeaks& now, int d) {
 
 // Keeps the current ports and copies as the best move when they are. Only the domains d and dt, and
 // the copies of domain h, differ from `peaks`.
-inline void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
+PLANNER_FN void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
   DomainPeaks all = find_peaks(j, d);
   if (dt != d) raise(all, find_peaks(j, dt));
   if (h != d && h != dt) raise(all, find_peaks(j, h));
@@ -61,7 +61,7 @@ inline void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& move) {
 
 // How much of instance `from` to move to rank t: half the gap of the port in question, without
 // lifting the busiest load.
-inline i32 amount_to_move(const Joint& j, const Relief& f, int b, int t) {
+PLANNER_FN i32 amount_to_move(const Joint& j, const Relief& f, int b, int t) {
   const Ports& q = j.with;
   const i32 room = f.now.load - q.load[t];
   switch (f.kind) {
@@ -72,7 +72,7 @@ inline i32 amount_to_move(const Joint& j, const Relief& f, int b, int t) {
   }
 }
 
-inline void insert_instance(Instances& in, int at, int rank, int slot) {
+PLANNER_FN void insert_instance(Instances& in, int at, int rank, int slot) {
   for (int i = in.n++; i > at; --i) {
     in.rank[i] = in.rank[i - 1];
     in.slot[i] = in.slot[i - 1];
@@ -84,7 +84,7 @@ inline void insert_instance(Instances& in, int at, int rank, int slot) {
   in.quota[at] = in.stored[at] = 0;
 }
 
-inline void erase_instance(Instances& in, int at) {
+PLANNER_FN void erase_instance(Instances& in, int at) {
   --in.n;
   for (int i = at; i < in.n; ++i) {
     in.rank[i] = in.rank[i + 1];
@@ -97,7 +97,7 @@ inline void erase_instance(Instances& in, int at) {
 // Prices the move of the gathered expert x from instance `from` to `to`, an index or, for a new
 // instance on rank t in free slot `slot`, where it is inserted. Only the two domains are served
 // anew.
-inline void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int slot) {
+PLANNER_FN void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int slot) {
   Instances& in = j.inst;
   const int b = in.rank[from], d = j.p.domain_of(b), dt = j.p.domain_of(t);
   const i32 v = std::min(amount_to_move(j, f, b, t), in.quota[from]);
@@ -128,8 +128,8 @@ inline void try_move(Joint& j, Relief& f, int x, int from, int to, int t, int sl
 }
 
 // Tries every place where rank b's work for x could go: its other instances, then in each domain
-// the least loaded rank with a free slot.
-inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
+// the least loaded rank with a free slot. `only`: of these places, counted from 0, one alone.
+PLANNER_FN void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b, int only = -1) {
   const Problem& p = j.p;
   Instances& in = j.inst;
   gather_instances(j, s, x);
@@ -138,7 +138,8 @@ inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
   serve_in<-1>(j, x, p.domain_of(b));
   copy_domain_ports(j, j.ports, j.without, p.domain_of(b));
   for (int i = 0; i < in.n; ++i) {
-    if (i != from) try_move(j, f, x, from, i, in.rank[i], in.slot[i]);
+    if (i == from || (only >= 0 && i != only)) continue;
+    try_move(j, f, x, from, i, in.rank[i], in.slot[i]);
   }
   for (int d = 0, i = 0; d < p.M; ++d) {
     int best = -1, best_slot = -1, at = -1;
@@ -152,25 +153,28 @@ inline void try_expert(Joint& j, Relief& f, const Slots& s, int x, int b) {
       if (slot == (r + 1) * p.S || (best >= 0 && j.with.load[r] >= j.with.load[best])) continue;
       best = r, best_slot = slot, at = i;
     }
-    if (best >= 0) try_move(j, f, x, from, at, best, best_slot);
+    if (best < 0 || (only >= 0 && in.n + d != only)) continue;
+    try_move(j, f, x, from, at, best, best_slot);
   }
   copy_domain_ports(j, j.with, j.ports, p.domain_of(b));
 }
 
+// What rank r adds to the kind's term: the largest binds it.
+PLANNER_FN i64 weight_in(const Joint& j, Kind kind, int r) {
+  const Ports& q = j.ports;
+  switch (kind) {
+    case kFar: return q.far_in[r];
+    case kLoad: return q.load[r];
+    case kNear: return std::max(near_in(q, r), near_out(j, q, r));
+    default: return copy_time(j, r);
+  }
+}
+
 // The rank that binds the kind's term; lowest on ties.
 inline int busiest(const Joint& j, Kind kind) {
-  const Ports& q = j.ports;
-  const auto value = [&](int r) -> i64 {
-    switch (kind) {
-      case kFar: return q.far_in[r];
-      case kLoad: return q.load[r];
-      case kNear: return std::max(near_in(q, r), near_out(j, q, r));
-      default: return copy_time(j, r);
-    }
-  };
   int best = 0;
   for (int r = 1; r < j.p.R; ++r) {
-    if (value(r) > value(best)) best = r;
+    if (weight_in(j, kind, r) > weight_in(j, kind, best)) best = r;
   }
   return best;
 }
@@ -181,7 +185,7 @@ struct Shortlist {
   int expert[kWidth], rank[kWidth];
   i32 weight[kWidth];
 
-  void add(int x, int r, i32 w) {
+  PLANNER_FN void add(int x, int r, i32 w) {
     if (n == kWidth && w <= weight[n - 1]) return;
     int at = n < kWidth ? n++ : n - 1;
     for (; at > 0 && weight[at - 1] < w; --at) {
@@ -196,7 +200,7 @@ struct Shortlist {
 };
 
 // The experts of rank b that weigh most in the kind's term.
-inline Shortlist heaviest(Joint& j, const Slots& s, Kind kind, int b) {
+PLANNER_FN Shortlist heaviest(Joint& j, const Slots& s, Kind kind, int b) {
   const Problem& p = j.p;
   Shortlist list;
   for (int k = 0; k < p.per; ++k) {
@@ -214,7 +218,7 @@ inline Shortlist heaviest(Joint& j, const Slots& s, Kind kind, int b) {
 }
 
 // The replicas with the smallest quotas of those that use rank b's copy port.
-inline Shortlist smallest_copies(const Joint& j, const Slots& s, int b) {
+PLANNER_FN Shortlist smallest_copies(const Joint& j, const Slots& s, int b) {
   Shortlist list;
   for (int k = 0; k < j.p.R * j.p.S; ++k) {
     const int x = s.expert[k], r = k / j.p.S;
@@ -223,7 +227,11 @@ inline Shortlist smallest_copies(const Joint& j, const Slots& s, int b) {
   return list;
 }
 
-inline void commit(Joint& j, Slots& s, const Move& move) {
+PLANNER_FN Shortlist candidates(Joint& j, const Slots& s, Kind kind, int b) {
+  return kind == kCopies ? smallest_copies(j, s, b) : heaviest(j, s, kind, b);
+}
+
+PLANNER_FN void commit(Joint& j, Slots& s, const Move& move) {
   const Problem& p = j.p;
   const int x = move.expert, r = move.from < 0 ? p.main[x] : move.from / p.S;
   const int d = p.domain_of(r), dt = p.domain_of(move.rank);
@@ -266,8 +274,7 @@ inline Price relieve(Joint& j, Slots& s, int rounds) {
     for (int d = 0; d < p.M; ++d) f.best.excess += j.peaks[d].excess = excess(j, f.now, d);
     f.best.expert = -1;
     copy_ports(j, j.ports, j.with);
-    const int b = busiest(j, f.kind);
-    const Shortlist list = f.kind == kCopies ? smallest_copies(j, s, b) : heaviest(j, s, f.kind, b);
+    const Shortlist list = candidates(j, s, f.kind, busiest(j, f.kind));
     for (int i = 0; i < list.n; ++i) try_expert(j, f, s, list.expert[i], list.rank[i]);
     ++idle;
     if (f.best.expert < 0) continue;

@@ -109,22 +109,22 @@ struct Joint {
   i32* expert_G;
   i32* assignments_RG;
 
-  i32 demand(int d, int x) const { return p.demand[i64(d) * p.E + x]; }
-  i32 outside_demand(int x) const { return total[x] - demand(p.home(x), x); }
+  PLANNER_FN i32 demand(int d, int x) const { return p.demand[i64(d) * p.E + x]; }
+  PLANNER_FN i32 outside_demand(int x) const { return total[x] - demand(p.home(x), x); }
 };
 
-inline i64 max_pairs(const Problem& p) { return 4 * i64(p.R) * p.S; }
+PLANNER_FN i64 max_pairs(const Problem& p) { return 4 * i64(p.R) * p.S; }
 
-inline Ports take_ports(const Problem& p, Workspace& w) {
+PLANNER_FN Ports take_ports(const Problem& p, Workspace& w) {
   i32* block = w.take<i32>(4 * i64(p.R));
   return {block, block + p.R, block + 2 * p.R, block + 3 * p.R};
 }
 
-inline void copy_ports(const Joint& j, const Ports& from, const Ports& to) {
+PLANNER_FN void copy_ports(const Joint& j, const Ports& from, const Ports& to) {
   std::memcpy(to.load, from.load, sizeof(i32) * 4 * j.p.R);
 }
 
-inline void copy_domain_ports(const Joint& j, const Ports& from, const Ports& to, int d) {
+PLANNER_FN void copy_domain_ports(const Joint& j, const Ports& from, const Ports& to, int d) {
   const int first = d * j.p.g;
   for (int row = 0; row < 4; ++row) {
     const i64 at = i64(row) * j.p.R + first;
@@ -132,12 +132,12 @@ inline void copy_domain_ports(const Joint& j, const Ports& from, const Ports& to
   }
 }
 
-inline Slots take_slots(const Problem& p, Workspace& w) {
+PLANNER_FN Slots take_slots(const Problem& p, Workspace& w) {
   const i64 n = i64(p.R) * p.S;
   return {w.take<i32>(n), w.take<i32>(n), w.take<i32>(n)};
 }
 
-inline void carve(Joint& j, Workspace& w) {
+PLANNER_FN void carve(Joint& j, Workspace& w) {
   const Problem& p = j.p;
   const i64 R = p.R, E = p.E, M = p.M, RS = R * p.S, g = p.g;
   // Fill: every shed takes one main's all, or ends one of a rank's two excesses.
@@ -181,7 +181,7 @@ inline void carve(Joint& j, Workspace& w) {
   j.inst = {0, ints(R), ints(R), ints(R), ints(R), ints(R), ints(R)};
 }
 
-inline const i32* column(Joint& j, int x) {
+PLANNER_FN const i32* column(Joint& j, int x) {
   if (j.column_of[x] < 0) {
     j.column_of[x] = j.columns_used++;
     i32* load_R = j.columns + i64(j.column_of[x]) * j.p.R;
@@ -222,27 +222,34 @@ inline void sum_base(Joint& j) {
   j.mean = i32((sum + p.R - 1) / p.R);
 }
 
-// Pairs that a far copy could pay for: at least half its price in far assignments.
+// Pairs sort by ascending key. 0: not worth bringing, because it brings less than half the price of
+// a far copy in far assignments.
+PLANNER_FN i64 pair_key(const Joint& j, int d, int x) {
+  const i64 least = std::max<i64>(1, j.cost.copy_far / std::max<i64>(1, 2 * j.cost.token_far));
+  const i64 v = j.demand(d, x);
+  if (v < least || j.p.home(x) == d) return 0;
+  return ((i64(1) << 31) - v) << 32 | (i64(x) * j.p.M + d);
+}
+
+PLANNER_FN void set_pair(Joint& j, int i, i64 key) {
+  const i64 id = key & ((i64(1) << 32) - 1);
+  j.pair_domain[i] = i32(id % j.p.M);
+  j.pair_expert[i] = i32(id / j.p.M);
+  j.pair_demand[i] = j.demand(j.pair_domain[i], j.pair_expert[i]);
+}
+
 inline void list_pairs(Joint& j) {
   const Problem& p = j.p;
-  const i64 least = std::max<i64>(1, j.cost.copy_far / std::max<i64>(1, 2 * j.cost.token_far));
   i64 n = 0;
   for (int d = 0; d < p.M; ++d) {
     for (int x = 0; x < p.E; ++x) {
-      const i64 v = j.demand(d, x);
-      if (v < least || p.home(x) == d) continue;
-      j.keys[n++] = ((i64(1) << 31) - v) << 32 | (i64(x) * p.M + d);
+      if (const i64 key = pair_key(j, d, x)) j.keys[n++] = key;
     }
   }
   j.pairs = int(std::min<i64>(n, max_pairs(p)));
   if (n > j.pairs) std::nth_element(j.keys, j.keys + j.pairs, j.keys + n);
   std::sort(j.keys, j.keys + j.pairs);
-  for (int i = 0; i < j.pairs; ++i) {
-    const i64 id = j.keys[i] & ((i64(1) << 32) - 1);
-    j.pair_domain[i] = i32(id % p.M);
-    j.pair_expert[i] = i32(id / p.M);
-    j.pair_demand[i] = j.demand(j.pair_domain[i], j.pair_expert[i]);
-  }
+  for (int i = 0; i < j.pairs; ++i) set_pair(j, i, j.keys[i]);
 }
 
 inline void set_up(Joint& j) {

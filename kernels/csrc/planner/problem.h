@@ -8,6 +8,13 @@
 #include <cstdint>
 #include <cstring>
 
+// Planner functions also run on a GPU, where csrc/device/ chains them.
+#ifdef __CUDACC__
+#define PLANNER_FN __host__ __device__ inline
+#else
+#define PLANNER_FN inline
+#endif
+
 namespace topoep {
 
 using i32 = std::int32_t;
@@ -18,17 +25,17 @@ constexpr i64 kNever = i64(1) << 62;  // above every price: loads and unit costs
 // One block of memory, cut from the front. Without a block it only measures.
 class Workspace {
  public:
-  explicit Workspace(char* base) : base_(base) {}
+  PLANNER_FN explicit Workspace(char* base) : base_(base) {}
 
   template <class T>
-  T* take(i64 count) {
+  PLANNER_FN T* take(i64 count) {
     used_ = (used_ + 63) / 64 * 64;  // one cache line
     T* at = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
     used_ += count * i64(sizeof(T));
     return at;
   }
 
-  i64 used() const { return used_; }
+  PLANNER_FN i64 used() const { return used_; }
 
  private:
   char* base_;
@@ -43,9 +50,9 @@ struct Problem {
   i32* main_index;    // [E] position among the mains of its rank
   i32* demand;        // [M][E] assignments that the sources of a domain have for an expert
 
-  int domain_of(int rank) const { return rank / g; }
-  int home(int expert) const { return main[expert] / g; }
-  i64 slot(int rank, int position) const { return i64(rank) * per + position; }
+  PLANNER_FN int domain_of(int rank) const { return rank / g; }
+  PLANNER_FN int home(int expert) const { return main[expert] / g; }
+  PLANNER_FN i64 slot(int rank, int position) const { return i64(rank) * per + position; }
 };
 
 inline void carve(Problem& p, Workspace& w) {

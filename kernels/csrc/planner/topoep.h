@@ -23,6 +23,8 @@ struct Topoep {
   i64* used;       // [g*per] assignments executed in each slot of one domain
   i64* before;     // [g*per] of them from sources below the domain
   i64* load;       // [g] assignments executed on each rank of one domain
+  i32* cells;      // [R][g*per] assignments_RG of one domain's slots, rows `stride` apart
+  i64 stride;
   i32* expert_G;
   i32* assignments_RG;
 };
@@ -63,7 +65,7 @@ inline void bring_experts(Topoep& t, int d) {
 }
 
 // The slot of expert x on rank r, or -1.
-inline i64 slot_of(const Topoep& t, int x, int r) {
+PLANNER_FN i64 slot_of(const Topoep& t, int x, int r) {
   const Problem& p = t.p;
   if (p.main[x] == r) return p.slot(r, p.main_index[x]);
   for (int j = p.e; j < p.e + t.occupied[r]; ++j) {
@@ -108,10 +110,12 @@ inline void route_expert(Topoep& t, i64 replica) {
 inline void sum_domain(Topoep& t, int d) {
   const Problem& p = t.p;
   const int width = p.g * p.per, first = d * p.g;
+  t.cells = t.assignments_RG + p.slot(first, 0);
+  t.stride = p.G;
   std::memset(t.used, 0, sizeof(i64) * width);
   for (int s = 0; s < p.R; ++s) {
     if (s == first) std::memcpy(t.before, t.used, sizeof(i64) * width);
-    const i32* row = t.assignments_RG + i64(s) * p.G + p.slot(first, 0);
+    const i32* row = t.cells + s * t.stride;
     for (int k = 0; k < width; ++k) t.used[k] += row[k];
   }
   for (int r = 0; r < p.g; ++r) {
@@ -122,12 +126,12 @@ inline void sum_domain(Topoep& t, int d) {
 
 // Port time of moving `delta` assignments of slot k (of domain d) to rank `target` of the domain:
 // sources give up in ascending rank; the target's own assignments then travel nowhere.
-inline i64 communication(const Topoep& t, int d, int k, i64 delta, int target) {
+PLANNER_FN i64 communication(const Topoep& t, int d, int k, i64 delta, int target) {
   const Problem& p = t.p;
   const i64 below = delta < t.before[k] ? delta : t.before[k];
   i64 left = delta - below, near = 0;
   for (int i = 0; i < p.g && left > 0; ++i) {
-    const i64 have = t.assignments_RG[i64(d * p.g + i) * p.G + p.slot(d * p.g, 0) + k];
+    const i64 have = t.cells[(d * p.g + i) * t.stride + k];
     const i64 moved = have < left ? have : left;
     if (i != target) near += moved;
     left -= moved;
@@ -141,42 +145,47 @@ struct Move {
 };
 
 // Better: larger delta, emptier target, hosting before new, cheaper, lower expert, lower rank.
-inline bool precedes(const Topoep& t, int d, Move& a, Move& b) {
+PLANNER_FN bool precedes(const Topoep& t, int d, Move& a, Move& b) {
   if (a.delta != b.delta) return a.delta > b.delta;
   if (a.load != b.load) return a.load < b.load;
   if (a.is_new != b.is_new) return a.is_new < b.is_new;
-  for (Move* m : {&a, &b}) {  // priced only when the first three tie
-    if (m->cost < 0) m->cost = communication(t, d, m->slot, m->delta, m->target);
-  }
+  // Priced only when the first three tie.
+  if (a.cost < 0) a.cost = communication(t, d, a.slot, a.delta, a.target);
+  if (b.cost < 0) b.cost = communication(t, d, b.slot, b.delta, b.target);
   if (a.cost != b.cost) return a.cost < b.cost;
   if (a.expert != b.expert) return a.expert < b.expert;
   return a.target < b.target;
 }
 
-inline Move best_move(Topoep& t, int d) {
+// Keeps the move of rank `busiest`'s slot k to rank r (both of domain d) in `best` when it is
+// possible and better.
+PLANNER_FN void consider(const Topoep& t, int d, int busiest, int k, int r, Move& best) {
   const Problem& p = t.p;
-  const int first = d * p.g;
+  const i64 gap = (t.load[busiest] - t.load[r]) / 2;
+  const i64 delta = t.used[k] < gap ? t.used[k] : gap;
+  if (delta <= 0 || delta < best.delta) return;
+  const int x = t.expert_G[p.slot(d * p.g, 0) + k];
+  const bool hosts = slot_of(t, x, d * p.g + r) >= 0;
+  if (!hosts && t.occupied[d * p.g + r] == p.S) return;
+  Move move{delta, t.load[r], -1, !hosts, x, r, k};
+  if (best.delta == 0 || precedes(t, d, move, best)) best = move;
+}
+
+inline Move best_move(const Topoep& t, int d) {
+  const Problem& p = t.p;
   int busiest = 0;
   for (int r = 1; r < p.g; ++r) {
     if (t.load[r] > t.load[busiest]) busiest = r;
   }
   Move best;
-  for (int j = 0; j < p.e + t.occupied[first + busiest]; ++j) {
-    const int k = busiest * p.per + j, x = t.expert_G[p.slot(first, 0) + k];
-    for (int r = 0; r < p.g; ++r) {
-      const i64 gap = (t.load[busiest] - t.load[r]) / 2;
-      const i64 delta = t.used[k] < gap ? t.used[k] : gap;
-      if (delta <= 0 || delta < best.delta) continue;
-      const bool hosts = slot_of(t, x, first + r) >= 0;
-      if (!hosts && t.occupied[first + r] == p.S) continue;
-      Move move{delta, t.load[r], -1, !hosts, x, r, k};
-      if (best.delta == 0 || precedes(t, d, move, best)) best = move;
-    }
+  for (int j = 0; j < p.e + t.occupied[d * p.g + busiest]; ++j) {
+    for (int r = 0; r < p.g; ++r) consider(t, d, busiest, busiest * p.per + j, r, best);
   }
   return best;
 }
 
-inline void commit(Topoep& t, int d, const Move& move) {
+// The slot of domain d, counted from its first, where the move lands: opened if it is new.
+PLANNER_FN int landing_slot(Topoep& t, int d, const Move& move) {
   const Problem& p = t.p;
   const int target = d * p.g + move.target;
   i64 landing = slot_of(t, move.expert, target);
@@ -184,14 +193,18 @@ inline void commit(Topoep& t, int d, const Move& move) {
     landing = p.slot(target, p.e + t.occupied[target]++);
     t.expert_G[landing] = move.expert;
   }
-  const int k = int(landing - p.slot(d * p.g, 0));
-  const i64 source_slot = p.slot(d * p.g, 0) + move.slot;
+  return int(landing - p.slot(d * p.g, 0));
+}
+
+inline void commit(Topoep& t, int d, const Move& move) {
+  const Problem& p = t.p;
+  const int k = landing_slot(t, d, move);
   i64 left = move.delta;
   for (int s = 0; s < p.R && left > 0; ++s) {
-    i32* row = t.assignments_RG + i64(s) * p.G;
-    const i64 moved = row[source_slot] < left ? row[source_slot] : left;
-    row[source_slot] -= i32(moved);
-    row[landing] += i32(moved);
+    i32* row = t.cells + s * t.stride;
+    const i64 moved = row[move.slot] < left ? row[move.slot] : left;
+    row[move.slot] -= i32(moved);
+    row[k] += i32(moved);
     left -= moved;
     if (s < d * p.g) {
       t.before[move.slot] -= moved;

@@ -1,0 +1,20 @@
+// C ABI of the SIMT machine: schedules and counters for tests, and why a launch failed.
+#include "simt.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// order: 0 forward, 1 reverse, 2 random.
+API void topoep_simt_schedule(int order, unsigned long long seed) {
+  simt::set_schedule(simt::Order(order), seed);
+}
+
+// Of this thread's last launch: barriers, collectives, most of both in one block, bulk copies.
+API void topoep_simt_counters(long long* into) {
+  const simt::Counters& c = simt::counters();
+  into[0] = c.barriers;
+  into[1] = c.collectives;
+  into[2] = c.longest;
+  into[3] = c.bulk_copies;
+}
+
+API const char* topoep_device_error(int) { return simt::error(); }

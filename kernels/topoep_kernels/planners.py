@@ -1,0 +1,69 @@
+"""The planners on the device: load in device memory, plan in device memory, nothing on the host.
+
+Letters: R ranks, E experts, e = E/R mains a rank, S replica slots a rank, G = E + R*S slots. Shapes
+are checked; values cannot be without waiting for the device, and are trusted: no negative counts,
+fewer than 2**31 assignments, prices as the CPU planners accept them.
+"""
+
+import torch
+from torch import Tensor
+
+from topoep_kernels.device import launch
+
+
+def order_mains(main_E: Tensor) -> Tensor:
+    """int32 (E,): the experts by rank of their main instance, then by id. Once per placement."""
+    return torch.argsort(main_E, stable=True).to(torch.int32)
+
+
+def plan_topoep(
+    load_RE: Tensor,
+    mains_E: Tensor,
+    *,
+    replica_slots: int,
+    ranks_per_node: int,
+    token_bytes: int,
+    expert_bytes: int,
+    token_far: int,
+    token_near: int,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """TopoEP as published: int32 ``expert_G`` (G,) and ``assignments_RG`` (R, G), written into
+    ``out`` when given (as a CUDA graph wants). Row r of the latter is source rank r's split.
+
+    ``load_RE``: int32; ``mains_E``: ``order_mains`` of the placement. Raises ValueError.
+    """
+    sizes = check_sizes(load_RE, mains_E, replica_slots, ranks_per_node)
+    out = out or empty_plan(load_RE, replica_slots)
+    prices = (token_bytes, expert_bytes, token_far, token_near)
+    launch("plan_topoep", load_RE, mains_E, *sizes, *prices, *out)
+    return out
+
+
+def empty_plan(load_RE: Tensor, replica_slots: int) -> tuple[Tensor, Tensor]:
+    """Uninitialised (expert_G, assignments_RG) beside the load."""
+    ranks, experts = load_RE.shape
+    slots = experts + ranks * replica_slots
+    return load_RE.new_empty(slots), load_RE.new_empty(ranks, slots)
+
+
+def check_sizes(
+    load_RE: Tensor, mains_E: Tensor, replica_slots: int, ranks_per_node: int
+) -> tuple[int, int, int, int]:
+    """(R, E, S, g) of a well-formed problem, or ValueError."""
+    if load_RE.ndim != 2 or load_RE.dtype != torch.int32 or mains_E.dtype != torch.int32:
+        raise ValueError(
+            f"the device plans int32 (R, E) loads and int32 mains, got {tuple(load_RE.shape)} of "
+            f"{load_RE.dtype} and mains of {mains_E.dtype}"
+        )
+    ranks, experts = load_RE.shape
+    if (
+        ranks < 1 or experts % ranks or mains_E.shape != (experts,) or replica_slots < 0
+        or ranks_per_node < 1 or ranks % ranks_per_node
+    ):  # fmt: skip
+        raise ValueError(
+            f"{experts} experts on {ranks} ranks, {ranks_per_node} a node, {replica_slots} replica "
+            f"slots and {tuple(mains_E.shape)} mains do not fit: ranks must divide experts, "
+            "ranks_per_node must divide ranks"
+        )
+    return ranks, experts, replica_slots, ranks_per_node
