@@ -4,11 +4,12 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.ranks import free_port
 from tests.titan.test_expert_placement import CORRELATED
 from tests.titan.training_cases import train
-from topoep_titan.titan.shuffle import Order, permuted
+from topoep_titan.titan.shuffle import Order, follow, permuted
 
 LAYOUTS = {
     "TP2 = EP2": (2, ["--parallelism.tensor-parallel-degree", "2",
@@ -34,6 +35,93 @@ def test_order_by_hand():
     assert torch.equal(permuted(gathered, order.place_T), x_BLD)
     identity = Order.of(torch.tensor([0, 0, 1, 1, 0, 0, 1, 1]), batch=2, ranks=2)
     assert identity.source_T.tolist() == list(range(8))
+
+
+# --- three layers in float64
+
+B, L, D, LAYERS = 2, 12, 5, 3
+
+
+class Gather(torch.autograd.Function):
+    """Shards along the sequence to the whole; backward sums all ranks' gradients of a shard."""
+
+    @staticmethod
+    def forward(ctx, shard):
+        return whole(shard)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return own_sum(grad)
+
+
+class ReduceScatter(torch.autograd.Function):
+    """All ranks' partial sums to this rank's shard."""
+
+    @staticmethod
+    def forward(ctx, partial):
+        return own_sum(partial)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return whole(grad)
+
+
+def whole(shard: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty(shard.shape, dtype=shard.dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard.contiguous())
+    return torch.cat(parts, dim=1)
+
+
+def own_sum(partial: torch.Tensor) -> torch.Tensor:
+    total = partial.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].contiguous()
+
+
+def tensor_parallel(rank: int, ranks: int, shuffle: bool):
+    """Layers that mix all positions, between gather and reduce-scatter as attention does, and then
+    treat every token by itself; each rank computes a share of the mix. (output, gradients)."""
+    generator = torch.Generator().manual_seed(5)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64) / 3
+
+    input_BLD, grad_BLD = drawn(B, L, D), drawn(B, L, D)
+    mixes = [drawn(ranks, L, L).requires_grad_() for _ in range(LAYERS)]
+    ranks_T = torch.arange(ranks).repeat_interleave(L // ranks).repeat(B)
+    orders = [
+        Order.of(ranks_T[torch.randperm(B * L, generator=generator)], B, ranks)
+        for _ in range(LAYERS)
+    ]
+    if not shuffle:
+        orders = [None] * LAYERS
+    mine = slice(rank * L // ranks, (rank + 1) * L // ranks)
+    x_BLD = start_BLD = input_BLD[:, mine].clone().requires_grad_()
+    before, group = None, dist.group.WORLD
+    for mix, after in zip(mixes, orders):
+        gathered = Gather.apply(x_BLD)
+        if before is not None:
+            gathered = permuted(gathered, before.place_T)
+        partial = torch.einsum("lm,bmd->bld", mix[rank], gathered)
+        if after is not None:
+            partial = permuted(partial, after.source_T)
+        x_BLD = follow(x_BLD, before, after, group) + ReduceScatter.apply(partial)
+        x_BLD = x_BLD + torch.tanh(x_BLD)  # the MoE's place
+        before = after
+    x_BLD = follow(x_BLD, before, None, group)
+    x_BLD.backward(grad_BLD[:, mine])
+    return [x_BLD.detach(), start_BLD.grad, *(mix.grad for mix in mixes)]
+
+
+@pytest.mark.ranks
+def test_shuffled_layers_equal_unshuffled_ones_in_float64(four_ranks):
+    shuffled = four_ranks.run(tensor_parallel, True)
+    for ours, plain in zip(shuffled, four_ranks.run(tensor_parallel, False)):
+        for tensor, expected in zip(ours, plain):
+            assert (tensor - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+# --- training
 
 
 @pytest.mark.ranks
