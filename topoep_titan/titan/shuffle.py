@@ -9,7 +9,7 @@ byte more. Only the residual rows follow by an exchange of their own, since addi
 reduction would round them once more in every layer.
 
 The order of layer l follows from the experts that its tokens chose in the up to three layers
-before. All ranks of the TP group see those ids (2*K bytes a token, against 2*D of a row) and
+before. All ranks of the TP group see those ids (4*K bytes a token, against 2*D of a row) and
 derive the same order. Letters: B batch, L sequence, T = B*L tokens of the TP group, D width, K
 top-k, P TP ranks.
 """
@@ -104,6 +104,7 @@ class TokenShuffle:
         """What the layer's router chose for the tokens that lie here."""
         if _recomputing():
             return
+        ids_BLK = ids_BLK.to(torch.int32)  # NCCL has no int16
         shards = [torch.empty_like(ids_BLK) for _ in range(self.ranks)]
         dist.all_gather(shards, ids_BLK.contiguous(), group=self.group)
         ids_BLK = torch.cat(shards, dim=1)
