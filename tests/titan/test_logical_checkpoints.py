@@ -39,6 +39,10 @@ def trained(rank: int, ranks: int, port: int, folder: str, arguments: list[str],
     try:
         trainer.train()
         module = trainer.model_parts[0].layers[str(layer)].moe.routed_experts
+        engines = [
+            layer.moe.routed_experts.engine for layer in trainer.model_parts[0].layers.values()
+        ]
+        assert len({id(engine.memory) for engine in engines}) == 1  # one set of buffers
         weight = module.inner_experts.w2_EDF
         (optimizer,) = trainer.optimizers
         tensors = [t.full_tensor() for t in (weight, optimizer.state[weight]["exp_avg_sq"])]
