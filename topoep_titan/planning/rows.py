@@ -33,9 +33,9 @@ from topoep_titan.planning.joint import BALANCE_WEIGHT, joint
 from topoep_titan.planning.plan import Plan, unbalanced_plan
 from topoep_titan.planning.row_slots import pick_slots
 
-# Per cent of the price of a far assignment, of a near one, and of a copy. The plain prices, then five
-# chosen by forward selection from 40 on the coupled presets, placed and contiguous, and on skewed
-# loads, seeds 10 and 11; those came within 0.3 % of the best of all 40.
+# Per cent of the price of a far assignment, of a near one, and of a copy. The plain prices, then
+# five chosen by forward selection from 40 on the coupled presets, placed and contiguous, and on
+# skewed loads, seeds 10 and 11; those came within 0.3 % of the best of all 40.
 PRICES = (
     (100, 100, 100),
     (100, 100, 300),
