@@ -83,7 +83,7 @@ def question() -> dict:
         "values": values,
         "conditions": f"coupled presets, {EXPERTS} experts, {TOKENS} tokens a rank and hidden "
         f"width {DIMS.hidden} (assumed); placement fitted on {FIT_TOKENS} tokens of another draw; "
-        f"rates of mi300x_8x8, {OPERATION_US:g} us an operation (fitted to 1.95, the most of top-6); "
+        f"rates of mi300x_8x8, {OPERATION_US:g} us an operation (fitted to 1.95, most of top-6); "
         "a pass ends with its busiest port; the shares of the step are the text's (Figure 1).",
         "tables": [
             {"caption": "One dispatch: B baseline, D deduplicated, P placed, S shuffled.",
