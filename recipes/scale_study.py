@@ -91,7 +91,7 @@ def question() -> dict:
         "values": values,
         "conditions": "one MoE layer, forward and backward, two chunks overlapped, 4,096 tokens a "
         "rank, top-8, experts of 9 MiB, 2 slots, router_skew -2, seed 0; 640 experts to EP 128, "
-        "then 1,024 or one a rank; above EP 64 the loads of 64 ranks are repeated. Nodes of 8 "
+        "then 1,024 or one a rank; the loads of 8 ranks are repeated. Nodes of 8 "
         "(h800, mi300x) and of 64 for gb200, whose 72 do not divide these groups. Placement "
         f"(coupling) is not in it. Left out of larger groups: {left_out or 'none'}.",
         "tables": [
@@ -106,7 +106,7 @@ def question() -> dict:
 
 
 def sampled_load(experts: int, ranks: int) -> torch.Tensor:
-    drawn = min(ranks, 64)
+    drawn = min(ranks, 8)
     load = load_of(skew(experts, TOP_K, drawn, TOKENS, router_skew=-2.0, seed=0), experts)
     return load.repeat(ranks // drawn, 1)
 

@@ -1,4 +1,4 @@
-"""The committed answers: one for each program, their arithmetic, and what must hold whatever ran."""
+"""The committed answers: one for each program, their arithmetic, and what must always hold."""
 
 import json
 
