@@ -3,7 +3,7 @@
     python -m recipes.scale_study
 
 No figure of the papers. Modelled throughput of one MoE layer of Qwen3-30B-A3B's widths with as many
-experts as ranks ask for (640, or one a rank), EP 8 to 1,024 on three machines with ideal backends,
+experts as ranks ask for (640, or one a rank), EP 8 to 4,096 on three machines with ideal backends,
 router_skew -2; planning is charged with the cluster file's constant.
 """
 
@@ -24,7 +24,7 @@ from topoep_titan.simulator.step import stage_tasks
 from topoep_titan.simulator.timeline import finish, run
 
 CLUSTERS = ("h800_4x8", "gb200_nvl72", "mi300x_8x8")
-RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+RANKS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 NAMES = ("none", "topoep", "joint")
 DIMS, TOP_K, TOKENS, SLOTS = ModelDims(2048, 768), 8, 4096, 2
 SECONDS = 10.0  # a planner that takes longer for one plan is left out of the larger groups
@@ -49,7 +49,7 @@ def question() -> dict:
         main_E = contiguous_mains(ranks, experts)
         for name in CLUSTERS:
             cluster = load_cluster(name)
-            per_node = next(n for n in (cluster.ranks_per_node, 64, 32, 8) if ranks % n == 0)
+            per_node = next(n for n in (cluster.ranks_per_node, 64, 32, 16, 8) if ranks % n == 0)
             group = cluster.resized(ranks, min(per_node, ranks))
             seconds = {}
             for planner in NAMES:
@@ -93,7 +93,7 @@ def question() -> dict:
         "rank, top-8, experts of 9 MiB, 2 slots, router_skew -2, seed 0; 640 experts to EP 128, "
         "then 1,024 or one a rank; the loads of 8 ranks are repeated. Nodes of 8 "
         "(h800, mi300x) and of 64 for gb200, whose 72 do not divide these groups. Placement "
-        f"(coupling) is not in it. Left out of larger groups: {left_out or 'none'}.",
+        f"(coupling) is not in it. Left out of larger groups: {left_out or 'none'}. {READING}",
         "tables": [
             {"caption": "Milliseconds of one layer.",
              "columns": ["cluster", "EP", "experts", "planner", "max/mean", "across nodes",
@@ -110,6 +110,12 @@ def sampled_load(experts: int, ranks: int) -> torch.Tensor:
     load = load_of(skew(experts, TOP_K, drawn, TOKENS, router_skew=-2.0, seed=0), experts)
     return load.repeat(ranks // drawn, 1)
 
+
+READING = (
+    "Reading: inside one NVLink domain gains grow with its size (gb200, EP 64). Across domains they "
+    "come from levelled experts and shorter token passes, and end where every domain pulls a hot "
+    "expert from its one main instance: the pull outgrows the experts' time from about EP 64 on."
+)
 
 if __name__ == "__main__":
     sys.exit(main())
