@@ -112,7 +112,7 @@ def sampled_load(experts: int, ranks: int) -> torch.Tensor:
 
 
 READING = (
-    "Reading: inside one NVLink domain gains grow with its size (gb200, EP 64). Across domains they "
+    "Reading: in one NVLink domain gains grow with its size (gb200, EP 64). Across domains they "
     "come from levelled experts and shorter token passes, and end where every domain pulls a hot "
     "expert from its one main instance: the pull outgrows the experts' time from about EP 64 on."
 )
