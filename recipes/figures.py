@@ -23,7 +23,7 @@ PROGRAMS = (
     "loss_equivalence", "execution_location", "scale_study",
 )  # fmt: skip
 # Needs a recorded trace, or the placement solver: run by hand, its result is kept and reported.
-BY_HAND = ("expert_skew", "coupling")
+BY_HAND = ("expert_skew", "coupling_speedup")
 MARKERS = "<!-- results -->", "<!-- end of results -->"
 
 
