@@ -13,12 +13,12 @@ import sys
 from statistics import fmean
 
 import torch
-from topoep_titan.placement import place
-from topoep_titan.placement.shuffle import fit_predictor, shuffled
 from torch import Tensor
 
 from recipes.common import PUBLISHED, answer, curve, progress, value
 from topoep_titan.cluster import ModelDims, load_cluster
+from topoep_titan.placement import place
+from topoep_titan.placement.shuffle import fit_predictor, shuffled
 from topoep_titan.planning.coupled import coupled, coupling_for
 from topoep_titan.planning.plan import contiguous_mains, unbalanced_plan
 from topoep_titan.planning.workloads import load_of
