@@ -1,5 +1,5 @@
-"""Every kernel on a GPU against the CPU, bit for bit: ``make test-gpu``. The cases called small also
-run under compute-sanitizer."""
+"""Every kernel on a GPU against the CPU, bit for bit: ``make test-gpu``. The cases called small
+also run under compute-sanitizer."""
 
 import pytest
 import torch

@@ -43,7 +43,7 @@ inline void narrow(float value, u16& out) {  // to nearest, ties to even; NaN st
 }
 
 // Sums of one source row, a strip of columns at a time: its sums stay in registers while the rows
-// pass, which the processor then fetches as so many streams.
+// pass. Two strips on, each row is on its way: rows lie anywhere, which no processor foresees.
 #define SUM_BAG(Element, Sum)                                                                     \
   CLONES void sum_bag(const Element* rows, const i64* order, i64 count, const Sum* weight, i64 D, \
                       Element* out) {                                                             \
@@ -53,6 +53,9 @@ inline void narrow(float value, u16& out) {  // to nearest, ties to even; NaN st
       for (i64 i = 0; i < count; ++i) {                                                           \
         const Element* row = rows + order[i] * D + d;                                             \
         const Sum factor = weight ? weight[order[i]] : Sum(1);                                    \
+        for (i64 line = 0; line < kStrip; line += 64 / i64(sizeof(Element))) {                    \
+          __builtin_prefetch(row + 2 * kStrip + line);                                            \
+        }                                                                                         \
         for (i64 k = 0; k < kStrip; ++k) sum[k] += factor * widen(row[k]);                        \
       }                                                                                           \
       for (i64 k = 0; k < kStrip; ++k) narrow(sum[k], out[d + k]);                                \
