@@ -90,6 +90,9 @@ test-gpu: $(STAMP)  ## parity of every kernel on a GPU; racecheck and memcheck o
 bench-gpu: $(STAMP)  ## planner latency, row kernels and transfers on a GPU
 	$(BIN)/python kernels/bench/gpu.py $(ARGS)
 
+figures: $(STAMP)  ## the papers' figures and tables beside ours, as outputs/figures/report.html
+	$(BIN)/python -m recipes.figures $(ARGS)
+
 tensorboard: $(STAMP)  ## show all runs in outputs/
 	$(BIN)/tensorboard --logdir outputs
 
@@ -97,7 +100,7 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-.PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm
+.PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm figures
 .PHONY: reproduce-deepseek bench-planner bench-exec bench-kernels test-sanitize test-gpu bench-gpu
 .PHONY: tensorboard clean
 .DEFAULT_GOAL := help

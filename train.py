@@ -80,6 +80,7 @@ def prepare(options: argparse.Namespace, arguments: list[str], first: bool):
 def train(config) -> None:
     init_logger()
     device.share_cores()
+    device.die_with_launcher()
     logger.setLevel(logging.INFO if os.environ["RANK"] == "0" else logging.WARNING)
     trainer = config.build()
     # One rank speaks: the one that has the loss (under pipeline parallelism not rank 0).

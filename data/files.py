@@ -37,12 +37,16 @@ def write_whole(path: Path, content: bytes) -> str:
 
 
 def space_left_or_say(error: OSError, folder: Path) -> None:
-    """Raise DataError when ``error`` means that no more can be written."""
+    """Raise DataError when ``error`` means that no more, or nothing, can be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         free = shutil.disk_usage(folder).free
         raise DataError(
             f"{folder}: {os.strerror(error.errno)} ({free / 1e9:.2f} GB free); make room and run "
             "the same command, it goes on where it stopped"
+        ) from None
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        raise DataError(
+            f"{folder} cannot be written ({os.strerror(error.errno)}); give a folder that can"
         ) from None
 
 

@@ -6,11 +6,13 @@ byte estimate the length of the other documents. So budgets and shard sizes are 
 estimate's error (exactly, where a source has at most SAMPLE documents), and in exchange no shard
 depends on another.
 
-Letters: D documents of a split, in order.
+Letters: D documents of a split, in order; B of a block of them.
 """
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from data.config import Config
 from data.dedup import MEMORY, ORDER, survivors
 from data.encode import EOS, MAX_IDS, Encoder, encode, load_encoder, train_tokenizer
 from data.errors import DataError
-from data.files import write_whole
+from data.files import space_left_or_say, write_whole
 from data.inputs import Input
 from data.near import near_duplicates
 from data.shards import SPLITS
@@ -29,6 +31,7 @@ from data.spool import text_of
 from data.vocabularies import VOCABULARIES, tokenizer_of
 
 SAMPLE = 256  # documents of each source
+BLOCK = 2**20  # rows that are looked at together: 16 MiB of them
 TRAINING_BYTES_A_TOKEN = 4  # of the budget: about what the tokenizer will reach
 
 
@@ -69,16 +72,23 @@ def make_plan(items: list[Input], records: list[dict], config: Config, folder: P
             f"{orders['validation'].size} to validate; add text, or raise validation_fraction"
         )
     encoder, eos = _tokenizer(config, orders["train"], stems, folder)
-    shards, parts, ratios = [], [], np.zeros(len(config.sources))
+    shards, parts = [], []
     for split, order_D in orders.items():
-        tokens_D, ratio = _estimated(order_D, len(config.sources), stems, folder, encoder)
-        ratios = ratio if split == "train" else ratios
-        taken = _within_budgets(order_D["source"], tokens_D, _budgets(config, split))
-        content = order_D[taken].tobytes()
-        parts.append(hashlib.sha256(content).hexdigest())
-        write_whole(folder / f"{split}.plan", content)
-        for number, (start, stop) in enumerate(_cut(tokens_D[taken], config.shard_tokens)):
-            shards.append({"split": split, "number": number, "start": start, "stop": stop})
+        estimate = _sampled(order_D, len(config.sources), stems, folder, encoder)
+        if split == "train":
+            ratios = estimate.bytes_a_token
+        digest, cuts = _deal(
+            order_D,
+            estimate,
+            _budgets(config, split),
+            config.shard_tokens,
+            folder / f"{split}.plan",
+        )
+        parts.append(digest)
+        shards += [
+            {"split": split, "number": number, "start": start, "stop": stop}
+            for number, (start, stop) in enumerate(cuts)
+        ]
     inputs = [record["sha256"] for record in records]
     identity = [config.as_dict(), inputs, encoder.sha256, found.documents_sha256, parts, shards]
     plan = Plan(
@@ -90,7 +100,7 @@ def make_plan(items: list[Input], records: list[dict], config: Config, folder: P
         documents_sha256=found.documents_sha256,
         duplicates=found.duplicates.tolist(),
         near_duplicates=found.near_duplicates.tolist(),
-        bytes_a_token=[round(float(ratio), 4) for ratio in ratios],
+        bytes_a_token=[round(ratio, 4) for ratio in ratios],
         sha256=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
     )
     write_whole(folder / "plan.json", json.dumps(vars(plan), indent=1).encode())
@@ -143,43 +153,93 @@ def _training_texts(config: Config, order_D: np.ndarray, stems: list[str], folde
             return
 
 
-def _estimated(
+@dataclass(frozen=True)
+class _Estimate:
+    """Tokens of a document from its bytes; exact for those that were sampled."""
+
+    bytes_a_token: list[float]  # by source; 0 where it has no document
+    exact: dict[int, int]  # position in the order: tokens with the EOS
+
+    def tokens_of(self, rows_B: np.ndarray, first: int) -> np.ndarray:
+        """int64 (B,) for a block of the order that starts at position ``first``."""
+        ratio_B = np.array(self.bytes_a_token)[rows_B["source"]]
+        tokens_B = np.minimum(rows_B["bytes"] / ratio_B + 1, MAX_IDS + 1).astype(np.int64)
+        for position, tokens in self.exact.items():
+            if first <= position < first + rows_B.size:
+                tokens_B[position - first] = tokens
+        return tokens_B
+
+
+def _sampled(
     order_D: np.ndarray, sources: int, stems: list[str], folder: Path, encoder: Encoder
-) -> tuple[np.ndarray, np.ndarray]:
-    """int32 (D,) tokens of each document with its EOS; bytes a token of each source's sample."""
-    tokens_D = np.zeros(order_D.size, dtype=np.int32)
-    ratios = np.zeros(sources)
-    for source in range(sources):
-        own = np.flatnonzero(order_D["source"] == source)
-        if not own.size:
+) -> _Estimate:
+    """Encode the first documents of each source."""
+    positions: list[list[int]] = [[] for _ in range(sources)]
+    for first, rows_B in _blocks(order_D):
+        for source in range(sources):
+            own = np.flatnonzero(rows_B["source"] == source)[: SAMPLE - len(positions[source])]
+            positions[source] += (first + own).tolist()
+        if all(len(sample) == SAMPLE for sample in positions):
+            break
+    ratios, exact = [0.0] * sources, {}
+    for source, sample in enumerate(positions):
+        if not sample:
             continue
-        sample, size_D = own[:SAMPLE], order_D["bytes"][own].astype(np.int64)
-        texts = [text_of(folder, stems[r["input"]], int(r["row"])) for r in order_D[sample]]
+        rows = order_D[sample]
+        texts = [text_of(folder, stems[r["input"]], int(r["row"])) for r in rows]
         length = np.array([ids.size for ids in encode(encoder, texts)])
         whole = length <= MAX_IDS  # a cut document says nothing about bytes a token
-        size, count = size_D[: sample.size][whole].sum(), (length[whole] - 1).sum()
-        ratios[source] = size / count if count else size_D[0] / MAX_IDS
-        tokens_D[own] = np.minimum(size_D / ratios[source] + 1, MAX_IDS + 1).astype(np.int32)
-        tokens_D[sample] = length
-    return tokens_D, ratios
+        size, count = int(rows["bytes"][whole].sum(dtype=np.int64)), int((length[whole] - 1).sum())
+        ratios[source] = size / count if count else int(rows["bytes"][0]) / MAX_IDS
+        exact |= zip(sample, length.tolist())
+    return _Estimate(ratios, exact)
 
 
-def _within_budgets(source_D: np.ndarray, tokens_D: np.ndarray, budgets: list[int]) -> np.ndarray:
-    """bool (D,): the document that reaches a source's budget is the last one taken of it."""
-    taken = np.zeros(source_D.size, dtype=bool)
-    for source, budget in enumerate(budgets):
-        own = np.flatnonzero(source_D == source)
-        before = np.cumsum(tokens_D[own], dtype=np.int64) - tokens_D[own]
-        taken[own[before < budget]] = True
-    return taken
+def _deal(
+    order_D: np.ndarray, estimate: _Estimate, budgets: list[int], shard_tokens: int, path: Path
+) -> tuple[str, list[tuple[int, int]]]:
+    """Write the rows that the budgets take; their SHA-256, and (start, stop) of each shard.
+
+    The document that reaches a source's budget is the last one taken of it, the one that reaches
+    ``shard_tokens`` the last one of its shard. Block by block, so memory does not grow with the
+    corpus.
+    """
+    digest, shards = hashlib.sha256(), []
+    given = [0] * len(budgets)  # tokens of a source so far
+    rows = total = start = before = 0  # rows and tokens taken; where the open shard began
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for first, rows_B in _blocks(order_D):
+                tokens_B = estimate.tokens_of(rows_B, first)
+                taken_B = np.zeros(rows_B.size, dtype=bool)
+                for source, budget in enumerate(budgets):
+                    own = np.flatnonzero(rows_B["source"] == source)
+                    upto = given[source] + np.cumsum(tokens_B[own])
+                    taken_B[own[upto - tokens_B[own] < budget]] = True
+                    given[source] = int(upto[-1]) if own.size else given[source]
+                content = rows_B[taken_B].tobytes()
+                digest.update(content)
+                file.write(content)
+                total_B = total + np.cumsum(tokens_B[taken_B])
+                while (i := int(np.searchsorted(total_B, before + shard_tokens))) < total_B.size:
+                    shards.append((start, rows + i + 1))
+                    start, before = shards[-1][1], int(total_B[i])
+                rows += total_B.size
+                total = int(total_B[-1]) if total_B.size else total
+                if all(had >= budget for had, budget in zip(given, budgets)):
+                    break
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        space_left_or_say(error, path.parent)
+        raise
+    partial.replace(path)
+    return digest.hexdigest(), shards + [(start, rows)] * (start < rows)
 
 
-def _cut(tokens_D: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
-    """(start, stop) of each shard; it ends with the document that reaches ``shard_tokens``."""
-    total_D, shards, start = np.cumsum(tokens_D, dtype=np.int64), [], 0
-    while start < total_D.size:
-        before = int(total_D[start - 1]) if start else 0
-        stop = int(np.searchsorted(total_D, before + shard_tokens)) + 1
-        shards.append((start, min(stop, total_D.size)))
-        start = shards[-1][1]
-    return shards
+def _blocks(order_D: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(position of its first row, rows)."""
+    for first in range(0, order_D.size, BLOCK):
+        yield first, order_D[first : first + BLOCK]

@@ -23,7 +23,7 @@ from data import shards
 from data.config import Config, load_config
 from data.demo import write_stand_ins
 from data.errors import DataError
-from data.files import locked, write_whole
+from data.files import locked, space_left_or_say, write_whole
 from data.inputs import Input, list_inputs
 from data.manifest import make_manifest, statistics
 from data.plan import Plan, make_plan, read_plan
@@ -241,7 +241,11 @@ def _reserved(out: Path, alone: bool = True) -> Iterator[None]:
     """Make the directory ours: new, unfinished or finished, and for one process or for tasks."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; give a new directory as --out")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        space_left_or_say(error, out.parent)
+        raise
     folder = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(folder, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 
@@ -126,14 +126,23 @@ def read_manifest(directory: Path) -> Manifest:
             raise DataError(
                 f"{path} has format {found!r}, this program reads {FORMAT}; {rebuild(directory)}"
             )
-        table["shards"] = [Shard(**shard) for shard in table["shards"]]
-        return Manifest(**table)
+        shards = [_typed(Shard(**shard)) for shard in table["shards"]]
+        return _typed(Manifest(**{**table, "shards": shards}))
     except OSError:
         raise DataError(
             f"no shard set at {directory} (manifest.json is missing); {rebuild(directory)}"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); {rebuild(directory)}") from None
+
+
+def _typed(row: Any) -> Any:
+    """The dataclass again. Raises TypeError when a value is not what its field says."""
+    for field in dataclasses.fields(row):
+        value, expected = getattr(row, field.name), get_origin(field.type) or field.type
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise TypeError(f"{field.name} is {value!r}, not {expected.__name__}")
+    return row
 
 
 def verify(directory: str | Path) -> Manifest:

@@ -83,7 +83,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(emulation: Emulation, spec: dict, timeout: float = 1800) -> list[dict]:
     """Blocks as `recipes.bench_rank` writes them. Raises RuntimeError when a rank fails."""
-    spec = {**spec, "cluster": str(Path(spec["cluster"]).resolve())}
     with tempfile.TemporaryDirectory() as folder:
         job, out = Path(folder) / "spec.json", Path(folder) / "result.json"
         job.write_text(json.dumps(spec))

@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from topoep_titan.cluster import ModelDims, load_cluster
 from topoep_titan.execution.lane import ThreadLane
 from topoep_titan.execution.layer import Engine, run_layer
 from topoep_titan.execution.transport import CollectiveTransport
-from topoep_titan.planning import planner_named
+from topoep_titan.planning import make_planner
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import skew
@@ -110,8 +109,8 @@ class _Block:
     def _engine(self, planner: str, dispatcher: str) -> Engine:
         slots = self.spec["replica_slots"] if planner != "none" else 0
         return Engine(
-            planner=partial(
-                planner_named(planner), main_E=self.main_E, cluster=self.cluster,
+            planner=make_planner(
+                planner, dispatcher, main_E=self.main_E, cluster=self.cluster,
                 model_dims=self.dims, replica_slots=slots,
             ),
             main_E=self.main_E,
@@ -146,7 +145,12 @@ class _Block:
         """What was planned (means over the layers) and sent (one step, all ranks)."""
         qualities = [
             plan_quality(
-                record.plan, main_E=self.main_E, cluster=self.cluster, model_dims=self.dims
+                record.plan,
+                main_E=self.main_E,
+                cluster=self.cluster,
+                model_dims=self.dims,
+                dispatcher=engine.dispatcher,
+                rows_RX=record.rows_RX,
             )
             for record in records
         ]

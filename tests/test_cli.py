@@ -137,6 +137,18 @@ def test_unreadable_files(content, load, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_no_file_of_a_command_overwrites_another(load, tmp_path, capsys):
+    before = load.read_bytes()
+    assert main(plan_command(load, out=load)) == 2
+    refused(capsys, "is another file of this command")
+    assert load.read_bytes() == before
+    assert (
+        main(workload_command(tmp_path, "--kind", "zipf", "--ids-out", str(tmp_path / "drawn.npy")))
+        == 2
+    )
+    refused(capsys, "is another file of this command")
+
+
 def refused(capsys, message):
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -213,7 +225,7 @@ def test_bench_prints_rows_for_scripts_and_a_table_for_people(capsys, monkeypatc
             assert row["bound_us"] <= row["modelled_us"]["total"]
         assert (row["bound_us"] is None) == row["planner"].endswith("-free")
 
-    monkeypatch.setattr("topoep_titan.cli.TINY_CELLS", ("tiny-2x4",))
+    monkeypatch.setattr("topoep_titan.planning.bench_command.TINY_CELLS", ("tiny-2x4",))
     assert main([*command, "--bounds", "--planner", "none,topoep"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 3 * 2 * 6 + 1  # none, topoep compiled and not, two slots; no summary

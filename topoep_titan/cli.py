@@ -1,4 +1,4 @@
-"""The ``topoep`` command: plan a load, draw a workload, measure the planners, report on runs.
+"""The ``topoep`` command: plan a load, draw a workload, measure planners, simulate steps, report.
 
 Exit codes: 0 done, 2 the input is wrong (one sentence on stderr), 1 anything else.
 """
@@ -19,19 +19,13 @@ from torch import Tensor
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
 from topoep_titan.errors import InputError
 from topoep_titan.planning import PLANNERS, check_load, check_plan, planner_named
-from topoep_titan.planning.bench import (
-    CELLS,
-    DEFAULT_CELLS,
-    TINY_CELLS,
-    bench_rows,
-    timed,
-)
-from topoep_titan.planning.bench_table import summary_lines, table_line
-from topoep_titan.planning.joint import BALANCE_WEIGHT
+from topoep_titan.planning.bench import timed
+from topoep_titan.planning.bench_command import bench, bench_options
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
 from topoep_titan.results import write_atomically
+from topoep_titan.simulator.command import simulate, simulate_options
 
 DEFAULT_CLUSTER = "h800_4x8"  # the paper's testbed
 MOST_WIDTH = 10**6  # of hidden and moe-intermediate: modelled picoseconds stay far inside int64
@@ -44,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from topoep_titan.titan.convert import main as convert
 
         return convert(argv[1:])
+    if argv[:1] == ["doctor"]:  # the same
+        from topoep_titan.titan.doctor import main as doctor
+
+        return doctor(argv[1:])
     try:
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
@@ -65,14 +63,29 @@ def _parser() -> argparse.ArgumentParser:
     for name, help_text, add_options, run in (
         ("plan", "plan one load and price the plan", _plan_options, _plan),
         ("workload", "draw a standard workload", _workload_options, _workload),
-        ("bench-planner", "quality and time of every planner", _bench_options, _bench),
+        ("bench-planner", "quality and time of every planner", bench_options, bench),
+        ("simulate", "what a step takes under each planner", simulate_options, simulate),
+        ("placement", "place experts that serve a token together", _placement_options, None),
         ("report", "compare finished runs in one page", _report_options, _report),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text)
         add_options(command)
-        command.set_defaults(run=run)
+        if run:
+            command.set_defaults(run=run)
     commands.add_parser("convert", help="checkpoints from and to the Hugging Face format")
+    commands.add_parser(
+        "doctor", help="what this machine has, and whether a recipe fits its device"
+    )
     return parser
+
+
+# --- topoep placement
+
+
+def _placement_options(command: argparse.ArgumentParser) -> None:
+    from topoep_titan.placement.command import add_commands
+
+    add_commands(command)
 
 
 # --- topoep report
@@ -129,7 +142,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         hidden=_at_least_1("--hidden", arguments.hidden, MOST_WIDTH),
         moe_intermediate=_at_least_1("--moe-intermediate", arguments.moe_intermediate, MOST_WIDTH),
     )
-    _check_folder(arguments.out)
+    _check_output(arguments.out, arguments.load, arguments.main)
     plan, plan_us = timed(
         lambda: planner(
             load_RE, main_E=main_E, cluster=cluster, model_dims=dims,
@@ -194,8 +207,8 @@ def _workload_options(command: argparse.ArgumentParser) -> None:
 def _workload(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InputError(f"--seed is {arguments.seed}; give an integer of at least 0")
-    for path in (arguments.out, arguments.ids_out):
-        _check_folder(path)
+    _check_output(arguments.out)
+    _check_output(arguments.ids_out, arguments.out)
     ids_RTK = _draw(arguments)
     load_RE = load_of(ids_RTK, arguments.experts)
     for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_RE)):
@@ -223,60 +236,7 @@ def _draw(arguments: argparse.Namespace) -> Tensor:
     return zipf(*shape, seed=seed) if kind == "zipf" else coupled_ids(*shape, seed=seed)
 
 
-# --- topoep bench-planner
-
-
-def _bench_options(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--cells", type=_names, help=f"of: {','.join(CELLS)} (default: {','.join(DEFAULT_CELLS)})")
-    add("--planner", type=_names, help="only these (default: every planner)")
-    add("--slots", type=integer_list, default=(2,), help="replica slots a rank (default: 2)")
-    add("--seeds", type=integer_list, default=(0,), help="seeds of the workloads (default: 0)")
-    add(
-        "--balance-weight", type=integer_list, default=(BALANCE_WEIGHT,),
-        help=f"of joint, per cent (default: {BALANCE_WEIGHT})",
-    )  # fmt: skip
-    add("--cluster", default=DEFAULT_CLUSTER, help="rates, name or .toml (default: %(default)s)")
-    add("--fastest", action="store_true", help="leave out the specification of compiled planners")
-    add("--bounds", action="store_true", help=f"add {','.join(TINY_CELLS)} with their MILP bounds")
-    add("--json", action="store_true", help="print one JSON object")
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    cells = arguments.cells or DEFAULT_CELLS
-    if arguments.bounds:
-        cells = (*cells, *(cell for cell in TINY_CELLS if cell not in cells))
-    for option in ("slots", "seeds", "balance_weight"):
-        if min(getattr(arguments, option)) < 0:
-            raise InputError(
-                f"--{option.replace('_', '-')} holds {min(getattr(arguments, option))}; "
-                "give integers of at least 0"
-            )
-    rows = []
-    torch.set_num_threads(1)  # one core, as a rank's planner has
-    people = sys.stderr if arguments.json else sys.stdout
-    for row in bench_rows(
-        load_cluster(arguments.cluster), cells, arguments.planner, arguments.slots,
-        arguments.seeds, arguments.balance_weight, arguments.bounds, arguments.fastest,
-    ):  # fmt: skip
-        lines = [table_line(row)] if rows else [table_line(None), table_line(row)]
-        print(*lines, sep="\n", file=people, flush=True)
-        rows.append(row)
-    print("", *summary_lines(rows), sep="\n", file=people)
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
-    return 0
-
-
 # --- shared
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def integer_list(text: str) -> tuple[int, ...]:  # argparse shows the name when it fails
-    return tuple(int(part) for part in text.split(","))
 
 
 def _cluster(arguments: argparse.Namespace, ranks: int) -> Cluster:
@@ -309,11 +269,14 @@ def _read_integers(path: Path) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _check_folder(path: Path | None) -> None:
-    """Before the work is done: a result must have a place to go."""
+def _check_output(path: Path | None, *others: Path | None) -> None:
+    """Before the work is done: a result must have a place to go, and overwrite no other file of
+    the command."""
     if path and (path.is_dir() or not path.parent.is_dir()):
         reason = "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise InputError(f"output {path} {reason}; give a file in an existing folder")
+    if path and any(other and path.resolve() == other.resolve() for other in others):
+        raise InputError(f"output {path} is another file of this command; give another path")
 
 
 def _write(path: Path, buffer: io.BytesIO) -> None:

@@ -66,19 +66,38 @@ def write_result(result: RunResult, path: Path) -> None:
 def read_result(path: Path) -> RunResult:
     """Raises InputError when the file is missing, not JSON, or not a RunResult."""
     try:
-        table = json.loads(path.read_text())
-        result = RunResult(**table)
+        result = RunResult(**json.loads(path.read_text()))
+        for name, expected in _JSON_TYPES.items():
+            if not isinstance(getattr(result, name), expected):
+                raise TypeError(f"{name} is {getattr(result, name)!r}")
         for step in result.steps:
             missing = [key for key in STEP_KEYS if key not in step]
             if missing:
                 raise TypeError(f"step {step.get('step')} lacks {', '.join(missing)}")
+            _check_numbers(step, STEP_KEYS)
+            for layer in step["layers"]:
+                _check_numbers(layer, LAYER_KEYS)
         return result
     except OSError as error:
         raise InputError(
             f"no result at {path} ({error.strerror}); a finished run writes result.json"
         ) from None
-    except (json.JSONDecodeError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a RunResult: {error}") from None
+
+
+_JSON_TYPES = {
+    "kind": str, "recipe": str, "planner": str, "dispatcher": str, "routing": str, "ranks": int,
+    "steps": list, "name": str, "validation": list, "config": dict, "versions": dict,
+    "hardware": dict,
+}  # fmt: skip
+
+
+def _check_numbers(table: dict[str, Any], keys: tuple[str, ...]) -> None:
+    for key in keys:
+        value = table.get(key)
+        if key not in ("loss_hex", "layers") and not isinstance(value, int | float | None):
+            raise TypeError(f"{key} is {value!r}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

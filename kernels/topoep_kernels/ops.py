@@ -21,6 +21,7 @@ _ERRORS = {  # codes of csrc/planner/planner.cpp
     5: "a price is negative, or prices times assignments exceed 2**61 picoseconds",
     6: "balance_weight, table, rows or rounds is out of range",
     7: "out of memory",
+    8: "the plan's counts are not those of the ids",
 }
 
 
@@ -68,6 +69,55 @@ def plan_joint(
     return _plan(call, load_RE, main_E, replica_slots, ranks_per_node, settings)
 
 
+_PLACE_ERRORS = {  # codes of csrc/placement/placement.cpp
+    1: "sizes must satisfy: ranks divide experts (below 2**15), nodes divide ranks",
+    2: "node_weight, balance_weight or effort is out of range",
+    3: "sets must hold distinct experts from 0 to E-1 with weights of at least 0, fewer than 2**30 "
+    "assignments in all",
+    4: "load must be non-negative and below 2**31 in all",
+    5: "out of memory",
+}
+
+
+def place(
+    sets_UK: Tensor,
+    weight_U: Tensor,
+    load_E: Tensor,
+    *,
+    ranks: int,
+    nodes: int,
+    node_weight: int,
+    balance_weight: int,
+    effort: tuple[int, int, int],
+    seed: int,
+) -> Tensor:
+    """Expert placement: int32 ``rank_E`` (E,). Raises ValueError.
+
+    U distinct sets of K experts each (int32), tokens that chose them (int32), loads (int64).
+    ``effort``: starting points, random swaps of one annealing, disturbances.
+    """
+    dtypes = (sets_UK.dtype, weight_U.dtype, load_E.dtype)
+    if sets_UK.ndim != 2 or dtypes != (torch.int32, torch.int32, torch.int64):
+        raise ValueError(f"place: sets (U, K) int32, weights int32, load int64; got {dtypes}")
+    if weight_U.shape != (len(sets_UK),) or load_E.ndim != 1:
+        raise ValueError(
+            f"place: one weight a set and one load an expert, got {tuple(weight_U.shape)} and "
+            f"{tuple(load_E.shape)} for {len(sets_UK)} sets"
+        )
+    sets_UK, weight_U, load_E = (t.contiguous() for t in (sets_UK, weight_U, load_E))
+    rank_E = torch.empty(load_E.numel(), dtype=torch.int32)
+    function = cpu_library().topoep_place
+    function.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, *[c_int64] * 9, c_void_p]
+    code = function(
+        sets_UK.data_ptr(), weight_U.data_ptr(), *sets_UK.shape, load_E.data_ptr(),
+        load_E.numel(), ranks, nodes, node_weight, balance_weight, *effort, seed,
+        rank_E.data_ptr(),
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"place: {_PLACE_ERRORS[code]}")
+    return rank_E
+
+
 @cache
 def cpu_function(name: str, *settings: type):
     """The C planner called ``name``; ``settings`` are the types between its sizes and outputs."""
@@ -107,3 +157,47 @@ def _plan(
     if code:
         raise ValueError(f"{name}: {_ERRORS[code]}")
     return expert_G, assignments_RG
+
+
+def pick_slots(
+    ids_TK: Tensor,
+    expert_G: Tensor,
+    count_G: Tensor,
+    *,
+    rank: int,
+    ranks: int,
+    ranks_per_node: int,
+    experts: int,
+    relayed: bool,
+    token_far: int,
+    token_near: int,
+) -> Tensor:
+    """int16 (T, K): the slots that source ``rank`` uses, ``count_G`` of each. Raises ValueError.
+
+    ``relayed``: rows cross nodes over a relay. int32 ``expert_G`` and ``count_G``.
+    """
+    slots = expert_G.numel()
+    if count_G.shape != expert_G.shape or {expert_G.dtype, count_G.dtype} != {torch.int32}:
+        raise ValueError(
+            f"expert_G and count_G must be int32 of one shape, got {expert_G.dtype} "
+            f"{tuple(expert_G.shape)} and {count_G.dtype} {tuple(count_G.shape)}"
+        )
+    if any(tensor.device.type != "cpu" for tensor in (ids_TK, expert_G, count_G)):
+        raise ValueError("topoep_pick_slots picks on the CPU; copy its inputs there")
+    call = cpu_library().topoep_pick_slots
+    call.restype = c_int
+    call.argtypes = [
+        c_void_p, c_int64, c_int64, c_void_p, c_void_p, *[c_int64] * 5, c_int, c_int64, c_int64,
+        c_void_p,
+    ]  # fmt: skip
+    ids_TK = ids_TK.to(torch.int64).contiguous()
+    expert_G, count_G = expert_G.contiguous(), count_G.contiguous()
+    slot_TK = torch.empty(ids_TK.shape, dtype=torch.int16)
+    code = call(
+        ids_TK.data_ptr(), *ids_TK.shape, expert_G.data_ptr(), count_G.data_ptr(),
+        ranks, ranks_per_node, slots // ranks, experts, rank, relayed, token_far, token_near,
+        slot_TK.data_ptr(),
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"topoep_pick_slots: {_ERRORS[code]}")
+    return slot_TK

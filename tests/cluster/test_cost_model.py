@@ -1,10 +1,13 @@
 """Unit costs against the figures that the paper and the design give; a plan priced by hand."""
 
+import re
+
 import pytest
 import torch
 
 from topoep_titan.cluster import ModelDims, load_cluster, modelled_time
 from topoep_titan.cluster.cost_model import unit_costs
+from topoep_titan.cluster.topology import CLUSTER_FOLDER
 from topoep_titan.errors import InputError
 
 QWEN3 = ModelDims(hidden=2048, moe_intermediate=768)
@@ -58,4 +61,12 @@ def test_bad_clusters(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text('name = "x"\nnodes = 1\n')
     with pytest.raises(InputError, match="missing bw_far"):
+        load_cluster(broken)
+    text = (CLUSTER_FOLDER / "h800_4x8.toml").read_text()
+    for rate in ("1e-300", "inf", "nan", "-1.0"):
+        broken.write_text(re.sub(r"bw_far = \S+", f"bw_far = {rate}", text))
+        with pytest.raises(InputError, match=r"bw_far is .*; give a rate per second from 1e\+06"):
+            load_cluster(broken)
+    broken.write_bytes(b"name = '\xff'")
+    with pytest.raises(InputError, match=r"broken\.toml"):
         load_cluster(broken)

@@ -61,6 +61,14 @@ def test_a_manifest_that_was_edited(directory):
     path.write_text(json.dumps(table | {"format": 99}))
     with pytest.raises(DataError, match="format 99, this program reads 2"):
         open_shards(directory, "train")
+    for wrong in (
+        {"largest_id": "7"},
+        {"splits": []},
+        {"shards": [{**table["shards"][0], "bytes": 0.5}]},
+    ):
+        path.write_text(json.dumps(table | wrong))
+        with pytest.raises(DataError, match=r"is damaged .* is .*, not (int|dict)"):
+            open_shards(directory, "train")
     path.write_text(path.read_text()[:50])
     with pytest.raises(DataError, match="is damaged"):
         open_shards(directory, "train")

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from topoep_titan.execution.layer import Engine, run_layer
 from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.reference import reference_layer
 from topoep_titan.execution.transport import CollectiveTransport, Transport
-from topoep_titan.planning import PLANNERS
+from topoep_titan.planning import PLANNERS, RowPlanner, make_planner
 from topoep_titan.planning.plan import Plan, check_plan, unbalanced_plan
 
 E, D, F, K, S = 8, 16, 32, 3, 2
@@ -67,11 +68,18 @@ def idle_replica(load_RE, main_E):
     return Plan(expert_G, plan.assignments_RG)
 
 
-def planner_of(name: str, main_E: torch.Tensor, ranks: int) -> Callable:
+def planner_of(
+    name: str, dispatcher: str, main_E: torch.Tensor, ranks: int
+) -> Callable | RowPlanner:
     if name in ("full slots", "idle replica"):
         adversary = full_slots if name == "full slots" else idle_replica
         return lambda load_RE: adversary(load_RE, main_E)
     cluster = load_cluster("h800_4x8").resized(ranks, ranks_per_node=min(2, ranks))
+    if name == "joint":  # of so few tokens none pays for the planning
+        return make_planner(
+            name, dispatcher, main_E=main_E, cluster=replace(cluster, plan_us=0),
+            model_dims=ModelDims(D, 1), replica_slots=S,
+        )  # fmt: skip
     return lambda load_RE: PLANNERS[name](
         load_RE, main_E=main_E, cluster=cluster, model_dims=ModelDims(D, 1), replica_slots=S
     )
@@ -99,7 +107,7 @@ def run_share(
     leaves = [t.clone().requires_grad_() for t in (x_TD[mine_T], scores_TK[mine_T])]
     leaves += [w[main_E == rank].clone().requires_grad_() for w in weights]
     engine = Engine(
-        planner=planner_of(planner, main_E, ranks), main_E=main_E, replica_slots=S,
+        planner=planner_of(planner, dispatcher, main_E, ranks), main_E=main_E, replica_slots=S,
         dispatcher=dispatcher, chunks=chunks, compute_dtype=compute_dtype or dtype,
         transport=transport, lane=ThreadLane(), verify_plan=True,
     )  # fmt: skip

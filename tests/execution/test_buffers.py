@@ -21,6 +21,7 @@ from tests.execution.layer_cases import (
 from topoep_titan.execution.buffers import Buffers, buffer_bytes
 from topoep_titan.execution.lane import ThreadLane
 from topoep_titan.execution.layer import Engine, run_layer
+from topoep_titan.planning.plan import contiguous_mains, unbalanced_plan
 
 R = 4
 EXPERT = 3 * D * F  # parameters
@@ -73,7 +74,7 @@ def two_layers(transport, recompute: bool):
     others = [w.flip(0)[main_E == rank].clone().requires_grad_() for w in weights]
     counts_E = torch.bincount(ids_TK.flatten(), minlength=E)
     engine = Engine(
-        planner=planner_of("full slots", main_E, R), main_E=main_E, replica_slots=S,
+        planner=planner_of("full slots", "alltoall", main_E, R), main_E=main_E, replica_slots=S,
         dispatcher="alltoall", chunks=2, compute_dtype=torch.float64, transport=transport,
         lane=ThreadLane(),
     )  # fmt: skip
@@ -121,6 +122,53 @@ def test_layers_share_slots_and_pull_again_only_when_overwritten(recompute):
     assert sum(pulled for _, pulled in results) == pulls * R * S
     for (grads, _), (plain, _) in zip(results, on_virtual_ranks(R, 2, two_layers, False)):
         assert differences(grads, plain) == {}
+
+
+def sums_of_planted_gradients(transport, planted: tuple[float, ...], dtype):
+    """Expert 0 is replicated on every other rank; their gradients are replaced by ``planted``."""
+    rank, main_E = transport.rank, contiguous_mains(R, E)
+    ids_TK, x_TD, scores_TK, *weights, _ = problem("one expert", R, dtype)
+    start = sum(TOKENS[:rank])
+    mine_T = slice(start, start + TOKENS[rank])
+    mains = tuple(w[main_E == rank].clone().requires_grad_() for w in weights)
+
+    def everywhere(load_RE):
+        plan = unbalanced_plan(load_RE, main_E, S)
+        plan.expert_G.view(R, -1)[1:, E // R] = 0
+        return plan
+
+    engine = Engine(
+        planner=everywhere, main_E=main_E, replica_slots=S, dispatcher="alltoall", chunks=1,
+        compute_dtype=dtype, transport=transport, lane=ThreadLane(),
+    )  # fmt: skip
+    push = transport.push
+
+    def plant(copies, grads, regions):
+        push(copies, grads, regions)
+        for copy in copies.outgoing:
+            for region in regions:
+                region[copy.peer, copy.main] = planted[copy.peer]
+
+    transport.push = plant
+    counts_E = torch.bincount(ids_TK[mine_T].flatten(), minlength=E)
+    x_TD, scores_TK = x_TD[mine_T].requires_grad_(), scores_TK[mine_T]
+    out_TD, _ = run_layer(x_TD, scores_TK, ids_TK[mine_T], counts_E, mains, engine, 0)
+    out_TD.backward(torch.zeros_like(out_TD))  # expert 0's own gradient is 0
+    return [main.grad[0] for main in mains]
+
+
+def test_replica_gradients_are_summed_by_ascending_rank():
+    """1 + 2**27 - 2**27 is 0 in float32; in the opposite order it is 1."""
+    planted = (0.0, 1.0, 2.0**27, -(2.0**27))
+    grads = on_virtual_ranks(R, 2, sums_of_planted_gradients, planted, torch.float32)
+    assert all((grad == 0).all() for grad in grads[0])
+
+
+def test_replica_gradients_of_bfloat16_are_summed_in_float32():
+    """256 + 1 - 256 is 1 in float32; in bfloat16 it is 0."""
+    planted = (0.0, 256.0, 1.0, -256.0)
+    grads = on_virtual_ranks(R, 2, sums_of_planted_gradients, planted, torch.bfloat16)
+    assert all((grad == 1).all() for grad in grads[0])
 
 
 def over_gloo(rank: int, ranks: int):

@@ -15,6 +15,8 @@ from tests.execution.layer_cases import (
     run_share,
     shuffled_mains,
 )
+from topoep_titan.cluster import load_cluster
+from topoep_titan.cluster.row_model import row_traffic
 from topoep_titan.execution.hops import Take
 from topoep_titan.planning.plan import cut_assignments
 
@@ -88,9 +90,15 @@ def test_traffic_is_what_plan_and_routing_imply(routed, dispatcher, chunks):
     total = {key: [sum(s[key][i] for s in sent) for i in (0, 1)] for key in sent[0]}
 
     # Dispatch and combine, forward and backward: the same rows four times.
-    for name, rows in rows_of(dispatcher, rank_TK_of).items():
-        back_and_forth = 4 * rows
+    rows = rows_of(dispatcher, rank_TK_of)
+    for name, number in rows.items():
+        back_and_forth = 4 * number
         assert total["token", name] == [back_and_forth, back_and_forth * D * FP32], name
+
+    if dispatcher != "alltoall":  # what the layer reports, and what a modelled time prices
+        cluster = load_cluster("h800_4x8").resized(R, PER_NODE)
+        traffic = row_traffic(results[0][2].rows_RX, cluster, dispatcher)
+        assert [int(part.sum()) for part in traffic] == [rows["far"], rows["near"]]
 
     # One expert's three matrices to each replica slot, and their gradients back. The layer was the
     # only one to use the slots, so backward found its replicas there and pulled none again.

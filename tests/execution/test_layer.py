@@ -12,7 +12,7 @@ from tests.execution.layer_cases import (
 )
 
 DISPATCHERS = ("alltoall", "dedup", "dedup-node")
-PLANS = ("none", "topoep", "full slots", "idle replica")
+PLANS = ("none", "topoep", "joint", "full slots", "idle replica")
 
 
 def check(results: list[dict[str, float]], planner: str) -> None:
@@ -41,6 +41,7 @@ PAIRS = [
     ("dedup-node", 2, "idle replica", 4, 2), ("dedup-node", 1, "none", 2, 2),
     ("alltoall", 2, "none", 1, 1), ("dedup", 2, "none", 1, 1), ("dedup-node", 1, "none", 1, 1),
     ("dedup-node", 2, "full slots", 4, 4), ("alltoall", 2, "full slots", 4, 1),
+    ("dedup-node", 1, "joint", 4, 2), ("dedup", 2, "joint", 4, 2),
 ]  # fmt: skip
 
 

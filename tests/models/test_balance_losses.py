@@ -35,6 +35,36 @@ def published_loss(score_BLE: Tensor, ids_BLK: Tensor) -> Tensor:
     return torch.stack(losses).mean()
 
 
+def published_device_losses(score_BLE: Tensor, ids_BLK: Tensor, groups: int, kept: int):
+    """DeepSeek-V2, equations 26 to 28 and 29 to 31, token by token; means over sequences."""
+    device, communication = [], []
+    for score_LE, ids_LK in zip(score_BLE, ids_BLK):
+        for group in range(groups):
+            members = range(group * E // groups, (group + 1) * E // groups)
+            p = sum(score_LE[:, x].mean() for x in members)
+            f = [(ids_LK == x).sum() * E / (K * TOKENS) for x in members]
+            sent = sum(any(int(x) in members for x in ids_K) for ids_K in ids_LK)
+            device.append(sum(f) / len(f) * p)
+            communication.append(groups / (kept * TOKENS) * sent * p)
+    return sum(device) / len(score_BLE), sum(communication) / len(score_BLE)
+
+
+def test_device_and_communication_losses_are_the_published_ones():
+    groups = {"num_expert_groups": 3, "num_limited_groups": 2, "group_score": "max"}
+    fields = {"score_func": "softmax", "aux_scope": "sequence", **groups}
+    one = router(device_scale=0.7, communication_scale=0.11, **fields)
+    weights, _, _ = one(inputs())
+    weights.square().sum().backward()
+
+    other = router(**fields).eval()  # no loss of its own
+    weights, ids, scores = other(inputs())
+    device, communication = published_device_losses(scores, ids, groups=3, kept=2)
+    summand = 0.3 * published_loss(scores, ids) + 0.7 * device + 0.11 * communication
+    (weights.square().sum() + summand).backward()
+    torch.testing.assert_close(one.gate.weight.grad, other.gate.weight.grad)
+    torch.testing.assert_close(one.aux_sum, summand.detach())
+
+
 @pytest.mark.parametrize("score_func", ["softmax", "sigmoid"])
 def test_gradient_is_that_of_the_published_loss_as_a_summand(score_func):
     one = router(score_func=score_func, aux_scope="sequence")

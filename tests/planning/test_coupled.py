@@ -1,10 +1,12 @@
 """The coupled workload against the statistics of the models in the Expert Coupling text."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from topoep_titan.errors import InputError
-from topoep_titan.planning.coupled import TOP2, TOP6, coupled, coupling_for
+from topoep_titan.planning.coupled import PRESETS, TOP2, TOP6, coupled, coupling_for
 
 
 def pair_counts(ids_TK: np.ndarray, experts: int) -> np.ndarray:
@@ -63,3 +65,17 @@ def test_other_shapes_and_the_hard_form():
     assert (ids_TK.sort(dim=1).values.diff(dim=1) > 0).all()
     with pytest.raises(InputError, match="30 experts with top-k 8"):
         coupling_for(30, 8)
+
+
+@pytest.mark.parametrize(("name", "times"), [("hot5", 5), ("hot8", 8), ("hot10", 10)])
+def test_hot_presets_are_the_mildest_that_reach_their_name(name, times):
+    """Seed 0, one layer of 16 ranks of 4,096 tokens; one step of 0.05 less does not reach it."""
+
+    def hottest(sigma: float) -> float:
+        preset = replace(PRESETS[name], load_sigma=sigma)
+        load_E = np.bincount(coupled(preset, layers=1, tokens=65_536, seed=0).numpy().ravel())
+        return load_E.max() / load_E.mean()
+
+    sigma = PRESETS[name].load_sigma
+    assert hottest(sigma) >= times > hottest(round(sigma - 0.05, 2))
+    assert replace(PRESETS[name], load_sigma=PRESETS["top8"].load_sigma) == coupling_for(128, 8)

@@ -42,7 +42,7 @@ def a_cell(seed: int) -> dict:
 @pytest.mark.parametrize("name", NATIVE)
 def test_bit_identical_to_the_reference(name):
     replicas = 0
-    for seed in range(150):
+    for seed in range(400):
         cell = a_cell(seed)
         load_RE = cell.pop("load_RE")
         expected = REFERENCE[name](load_RE, **cell)
@@ -50,7 +50,7 @@ def test_bit_identical_to_the_reference(name):
         assert torch.equal(plan.expert_G, expected.expert_G), seed
         assert torch.equal(plan.assignments_RG, expected.assignments_RG), seed
         replicas += expected.num_replicas
-    assert replicas > 200  # the cells do ask for replicas
+    assert replicas > 500  # the cells do ask for replicas
 
 
 @pytest.mark.parametrize(

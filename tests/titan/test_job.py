@@ -14,8 +14,8 @@ device.install()
 
 import train
 from topoep_titan.errors import InputError
-from topoep_titan.titan.checks import check_layout
 from topoep_titan.titan.job import load_job, resolved_table
+from topoep_titan.titan.layout import check_layout
 from topoep_titan.titan.run_folder import open_run
 
 RECIPES = Path(__file__).parents[2] / "toml_configs"
@@ -95,6 +95,7 @@ def test_the_command_line_knows_the_fields_of_the_family():
         ),
         ("activation_checkpoint = 'half'", "expected one of selective, full"),
         ("[checkpoint]\ninterval = 0", r"\[checkpoint\]: Checkpoint interval needs"),
+        ("base = ['qwen3_debug']", r"base is \['qwen3_debug'\]; choose one of"),
         ("base = 'gpt'", "base is 'gpt'; choose one of: qwen3_debug"),
         ("[training\n", "is not TOML"),
     ],
@@ -105,6 +106,9 @@ def test_wrong_recipes(tmp_path, text, message):
 
 
 def test_recipes_in_a_circle(tmp_path):
+    (tmp_path / "a.toml").write_text("extends = 3")
+    with pytest.raises(InputError, match="extends is 3; give the path of one recipe"):
+        load_job(tmp_path / "a.toml")
     (tmp_path / "a.toml").write_text('extends = "b.toml"')
     (tmp_path / "b.toml").write_text('extends = "a.toml"')
     with pytest.raises(InputError, match="circle"):
@@ -131,6 +135,8 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
         (["--topoep.transport", "gin"], "'gin' needs a CUDA device"),
         (["--topoep.dispatcher", "deepep"], "needs the deep_ep package"),
         (["--topoep.balance-weight", "-1"], "topoep.balance_weight is -1; give 0 or more"),
+        (["--parallelism.pipeline-parallel-degree", "2", "--parallelism.pipeline-parallel-schedule",
+          "ZBVZeroBubble"], "is 'ZBVZeroBubble'; choose one of: 1F1B, GPipe"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
         (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
         (["--model.top-k", "9"], "model.top_k (9) must be 1 to the experts in the groups kept"),

@@ -41,6 +41,25 @@ def expert_parameters(rank: int, ranks: int, world: int, port: int, folder: str)
         _close(trainer)
 
 
+def held_bytes(rank: int, ranks: int, port: int, folder: str, arguments: list[str], recipe: str):
+    """(parameters, Adam's states, balancing buffers) in bytes on this rank after one step."""
+    trainer = _build(rank, ranks, port, folder, arguments, recipe)
+    try:
+        trainer.train()
+        parameters = [p.to_local().nbytes for m in trainer.model_parts for p in m.parameters()]
+        states = [
+            state.to_local().nbytes
+            for optimizer in trainer.optimizers
+            for values in optimizer.state.values()
+            for name, state in values.items()
+            if name != "step"
+        ]
+        engines = trainer.metrics_processor._engines()
+        return sum(parameters), sum(states), sum(each.buffers.nbytes for each in engines)
+    finally:
+        _close(trainer)
+
+
 def _expert_parallel(world: int) -> list[str]:
     batch = ["--training.local-batch-size", str(8 // world)]
     return ["--parallelism.expert-parallel-degree", str(world), *batch]

@@ -116,14 +116,7 @@ def modelled_time(
     cost = unit_costs(cluster, dims)
     sent = assignments_RG.long().view(ranks, ranks, -1).sum(2)  # (source, executing rank)
     copies = copies_between(expert_G, main_E, ranks)
-    node = torch.arange(ranks) // cluster.ranks_per_node
-    far = node[:, None] != node[None, :]
-    near = ~far & ~torch.eye(ranks, dtype=torch.bool)
-
-    def ports(traffic: Tensor, link: Tensor) -> Tensor:
-        traffic = traffic * link
-        return torch.maximum(traffic.sum(0), traffic.sum(1))  # (R,) larger of received and sent
-
+    far, near = link_masks(ranks, cluster.ranks_per_node)
     if objective == "paper":
         token = cost.token_far * int((sent * far).sum()) + cost.token_near * int(
             (sent * near).sum()
@@ -131,16 +124,45 @@ def modelled_time(
         replica = cost.copy_far * int((copies * far).sum()) + cost.copy_near * int(
             (copies * near).sum()
         )
-    else:
-        token = cost.token_far * int(ports(sent, far).max()) + cost.token_near * int(
-            ports(sent, near).max()
-        )
-        replica = int(
-            (cost.copy_far * ports(copies, far) + cost.copy_near * ports(copies, near)).max()
-        )
+        busiest = int(sent.sum(0).max())
+        plan = cost.plan if int(copies.sum()) else 0
+        return LayerTime(cost.assignment * busiest, token, replica, plan)
+    return port_time(sent.sum(0), sent * far, sent * near, copies, cluster, cost)
+
+
+def link_masks(ranks: int, ranks_per_node: int) -> tuple[Tensor, Tensor]:
+    """bool (R, R) twice: pairs of ranks on different nodes, and pairs within one node."""
+    node = torch.arange(ranks) // ranks_per_node
+    far = node[:, None] != node[None, :]
+    return far, ~far & ~torch.eye(ranks, dtype=torch.bool)
+
+
+def port_time(
+    load_R: Tensor,
+    far_RR: Tensor,
+    near_RR: Tensor,
+    copies_RR: Tensor,
+    cluster: Cluster,
+    cost: UnitCosts,
+) -> LayerTime:
+    """Price loads, and what each rank sends to each over the two link classes, by busiest ports.
+
+    ``far_RR`` and ``near_RR``: assignments, or rows where a dispatcher deduplicates them.
+    """
+    far, near = link_masks(len(load_R), cluster.ranks_per_node)
     return LayerTime(
-        compute=cost.assignment * int(sent.sum(0).max()),
-        token=token,
-        replica=replica,
-        plan=cost.plan if int(copies.sum()) else 0,
+        compute=cost.assignment * int(load_R.max()),
+        token=cost.token_far * int(_ports(far_RR).max())
+        + cost.token_near * int(_ports(near_RR).max()),
+        replica=int(
+            (
+                cost.copy_far * _ports(copies_RR * far) + cost.copy_near * _ports(copies_RR * near)
+            ).max()
+        ),
+        plan=cost.plan if int(copies_RR.sum()) else 0,
     )
+
+
+def _ports(traffic_RR: Tensor) -> Tensor:
+    """(R,): the larger of what each rank receives and sends."""
+    return torch.maximum(traffic_RR.sum(0), traffic_RR.sum(1))

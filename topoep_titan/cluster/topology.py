@@ -8,6 +8,8 @@ import tomli
 
 from topoep_titan.errors import InputError
 
+RATES = (1e6, 1e18)  # of flops and bandwidths: modelled picoseconds stay inside int64
+LONGEST = 1e9  # of latencies and plan_us, for the same reason
 CLUSTER_FOLDER = Path(__file__).resolve().parents[2] / "toml_configs" / "clusters"
 
 
@@ -33,15 +35,16 @@ class Cluster:
                     f"cluster {self.name!r}: {field} is {value!r}; give an integer of at least 1"
                 )
         for field in ("flops", "bw_far", "bw_near"):
-            if not getattr(self, field) > 0:
+            if not RATES[0] <= getattr(self, field) <= RATES[1]:
                 raise InputError(
                     f"cluster {self.name!r}: {field} is {getattr(self, field)!r}; "
-                    "give a positive number"
+                    f"give a rate per second from {RATES[0]:g} to {RATES[1]:g}"
                 )
         for field in ("lat_far", "lat_near", "plan_us"):
-            if not getattr(self, field) >= 0:
+            if not 0 <= getattr(self, field) <= LONGEST:
                 raise InputError(
-                    f"cluster {self.name!r}: {field} is {getattr(self, field)!r}; give 0 or more"
+                    f"cluster {self.name!r}: {field} is {getattr(self, field)!r}; "
+                    f"give a number from 0 to {LONGEST:g}"
                 )
 
     @property
@@ -82,7 +85,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
             f"cluster {str(name_or_path)!r} cannot be read ({error.strerror}); "
             f"give a .toml file or one of: {known}"
         ) from None
-    except tomli.TOMLDecodeError as error:
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"cluster file {path}: {error}") from None
     fields = {field.name for field in dataclasses.fields(Cluster)}
     for word, keys in (("unknown", table.keys() - fields), ("missing", fields - table.keys())):

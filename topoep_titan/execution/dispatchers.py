@@ -31,21 +31,18 @@ Dispatch = Callable[[Tensor, Tensor], tuple[Route, Tensor, Tensor]]
 
 
 def plan_chunks(
-    dispatcher: str, plan: Plan, ids_TK: Tensor, transport: Transport, chunks: int
-) -> list[Dispatch]:
-    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU).
+    dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
+) -> tuple[list[Dispatch], Tensor | None]:
+    """One dispatch call for each chunk of this rank's assignments under ``plan`` (on the CPU); and
+    of a deduplicating dispatcher int64 (R, R + m), the rows of each source to each rank and node.
 
+    ``slot_TK``: int64, the slot that executes each assignment, as many in each as planned.
     Collective for the deduplicating dispatchers, and so are the calls: all ranks must make them in
     the same order. A call maps x (T, D) and scores (T*K,) to the chunk's route, the arrived rows
     (before ``route.expand``) and the score of each executed assignment (M,).
     """
-    device = ids_TK.device
-    slot_TK = kernels_for(device).assign(
-        ids_TK, plan.expert_G.to(device), plan.assignments_RG[transport.rank].to(device),
-        int(plan.expert_G.max()) + 1,
-    )  # fmt: skip
     if dispatcher == "alltoall":
-        return _alltoall_chunks(plan, slot_TK, transport, chunks)
+        return _alltoall_chunks(plan, slot_TK, transport, chunks), None
     return _dedup_chunks(dispatcher, plan, slot_TK, transport, chunks)
 
 
@@ -122,7 +119,7 @@ class _Splits:
 
 def _dedup_chunks(
     dispatcher: str, plan: Plan, slot_TK: Tensor, transport: Transport, chunks: int
-) -> list[Dispatch]:
+) -> tuple[list[Dispatch], Tensor]:
     tokens = len(slot_TK)
     ranks, per_node = transport.ranks, transport.ranks_per_node
     slots = plan.expert_G.numel() // ranks  # P
@@ -138,13 +135,14 @@ def _dedup_chunks(
     def counts_of(chunk: int) -> list[list[int]]:
         return [counts_CX[chunk] for counts_CX in counts_RCX]
 
-    return [
+    calls = [
         partial(
             _dedup_dispatch, *_splits(dispatcher, counts_of(i), transport, slots), slot_TK,
             tokens, transport,
         )
         for i, tokens in enumerate(ranges)
     ]  # fmt: skip
+    return calls, torch.tensor(counts_RCX).sum(1)[:, plan.expert_G.numel() :]
 
 
 def _dedup_dispatch(

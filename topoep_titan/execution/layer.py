@@ -1,14 +1,15 @@
 """One MoE layer's routed experts under a plan, from counts to combined outputs.
 
 Letters: R ranks, E experts, e = E/R mains a rank, S replica slots a rank, T tokens, K top-k,
-D width, F expert width. Order: gather counts, plan, then the pipeline (pull, dispatch, experts,
-combine). The layers of a model share one ``Engine``: transport, lane and buffers.
+D width, F expert width. Order: gather counts, plan (a planner in rows gathers once more), then the
+pipeline (pull, dispatch, experts, combine). The layers of a model share one ``Engine``: transport,
+lane and buffers.
 """
 
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from topoep_titan.execution.dispatchers import plan_chunks
 from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
+from topoep_titan.execution.row_kernels import kernels_for
 from topoep_titan.execution.transport import Transport
-from topoep_titan.planning.plan import Plan, check_plan
+from topoep_titan.planning.plan import Plan, RowPlanner, check_plan, check_slots
 
 
 class PlanMismatchError(RuntimeError):
@@ -30,7 +32,7 @@ class PlanMismatchError(RuntimeError):
 class Engine:
     """What the layers of a model share on one rank of an expert-parallel group."""
 
-    planner: Callable[[Tensor], Plan]  # load_RE on the CPU to a Plan; deterministic
+    planner: Callable[[Tensor], Plan] | RowPlanner  # load_RE on the CPU to a Plan; deterministic
     main_E: Tensor
     replica_slots: int
     dispatcher: str  # "alltoall", "dedup" or "dedup-node"
@@ -39,7 +41,16 @@ class Engine:
     transport: Transport
     lane: ThreadLane | StreamLane
     verify_plan: bool = False
-    buffers: Buffers | None = None  # made by the first layer that runs
+    # Holds the Buffers once the first layer has made them; copies of this engine share it.
+    memory: list[Buffers] = field(default_factory=list)
+
+    @property
+    def buffers(self) -> Buffers | None:
+        return self.memory[0] if self.memory else None
+
+    @buffers.setter
+    def buffers(self, buffers: Buffers) -> None:
+        self.memory[:] = [buffers]
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class LayerRecord:
     load_RE: Tensor
     plan: Plan
     plan_seconds: float
+    rows_RX: Tensor | None  # rows of each rank to each rank and node, where they are deduplicated
 
 
 def run_layer(
@@ -72,11 +84,10 @@ def run_layer(
     load_RE = transport.gather(counts_E)
     transport.host_syncs += load_RE.is_cuda
     load_RE = load_RE.cpu()
-    started = time.perf_counter()
-    plan = engine.planner(load_RE)
-    plan_seconds = time.perf_counter() - started
+    plan, slot_TK, plan_seconds = _plan(engine, load_RE, ids_TK)
     if engine.verify_plan or engine.buffers is None:  # at least the first plan of a run
         check_plan(plan, load_RE, engine.main_E, engine.replica_slots)
+        check_slots(plan, slot_TK, transport.rank)
     if engine.verify_plan:
         check_same_plan(plan, transport, x_TD.device)
     if engine.buffers is None:
@@ -87,8 +98,9 @@ def run_layer(
             compute_dtype=engine.compute_dtype,
             one_sided=transport.one_sided,
         )
+    chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
     call = Call(
-        chunks=plan_chunks(engine.dispatcher, plan, ids_TK, transport, engine.chunks),
+        chunks=chunks,
         copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
@@ -97,7 +109,31 @@ def run_layer(
         buffers=engine.buffers,
     )
     out_TD = routed_experts(x_TD, scores_TK, weights, call)
-    return out_TD, LayerRecord(load_RE, plan, plan_seconds)
+    return out_TD, LayerRecord(load_RE, plan, plan_seconds, rows_RX)
+
+
+def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor, float]:
+    """The plan (on the CPU), the slot of each assignment (on the device), seconds of planning."""
+    transport, planner, device = engine.transport, engine.planner, ids_TK.device
+    if not isinstance(planner, RowPlanner):
+        started = time.perf_counter()
+        plan = planner(load_RE)
+        seconds = time.perf_counter() - started
+        split_G = plan.assignments_RG[transport.rank].to(device)
+        slot_TK = kernels_for(device).assign(
+            ids_TK, plan.expert_G.to(device), split_G, load_RE.shape[1]
+        )
+        return plan, slot_TK, seconds
+    transport.host_syncs += 2 * ids_TK.is_cuda
+    ids_TK = ids_TK.cpu()
+    started = time.perf_counter()
+    proposal = planner.propose(ids_TK, load_RE, rank=transport.rank)
+    proposed = time.perf_counter()
+    rows_RCX = transport.gather(proposal.rows_CX.to(device)).cpu()
+    gathered = time.perf_counter()
+    plan, slot_TK = planner.finish(proposal, rows_RCX)
+    seconds = time.perf_counter() - gathered + proposed - started  # the wait for others left out
+    return plan, slot_TK.to(device, torch.int64), seconds
 
 
 def check_same_plan(plan: Plan, transport: Transport, device: torch.device) -> None:

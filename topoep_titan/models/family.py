@@ -139,6 +139,10 @@ def check_model(model: ModelConfig) -> None:
         f"({head_dim})": rotary_dim % 2 or not 0 < rotary_dim <= head_dim,
         f"model.aux_coeff ({model.aux_coeff}) must be positive": model.aux_coeff <= 0,
         f"model.bias_step ({model.bias_step}) must be positive": model.bias_step <= 0,
+        "model.device_coeff and model.communication_coeff must be 0 or more": min(
+            getattr(model, "device_coeff", 0), getattr(model, "communication_coeff", 0)
+        )
+        < 0,
     }
     for message, holds in wrong.items():
         if holds:
@@ -207,10 +211,12 @@ def mixture_of_experts(
     group_score: Literal["max", "top2_sum"] = "top2_sum",
     aux_scope: Literal["sequence", "batch"],
     aux_scale: float,
+    device_scale: float = 0.0,
+    communication_scale: float = 0.0,
     shared_hidden_dim: int = 0,
 ) -> MoE.Config:
-    """An MoE layer; ``aux_scale`` counts only where ``model.balance`` is "aux"."""
-    grouped = num_groups > 1
+    """An MoE layer; the scales of losses count only where ``model.balance`` is "aux"."""
+    grouped, auxiliary = num_groups > 1, model.balance == "aux"
     return make_moe_config(
         num_experts=model.num_experts,
         router=BalancedRouter.Config(
@@ -224,7 +230,9 @@ def mixture_of_experts(
             num_limited_groups=groups_kept if grouped else None,
             group_score=group_score,
             aux_scope=aux_scope,
-            aux_scale=aux_scale if model.balance == "aux" else 0.0,
+            aux_scale=aux_scale if auxiliary else 0.0,
+            device_scale=device_scale if auxiliary and grouped else 0.0,
+            communication_scale=communication_scale if auxiliary and grouped else 0.0,
         ),
         routed_experts=make_routed_experts_config(
             dim=model.dim,

@@ -139,6 +139,12 @@ WITHOUT_EFFECT_IN = {
 }
 
 
+# What a checkpoint does not fix: how it is trained on, and on how long sequences.
+TRAINING_ONLY = {
+    "balance", "aux_coeff", "device_coeff", "communication_coeff", "bias_step", "max_seq_len",
+}  # fmt: skip
+
+
 def read_hf_config(folder: Path) -> ModelConfig:
     """The model of a Hugging Face folder. Raises InputError for whatever is not supported."""
     path = folder / "config.json"
@@ -279,7 +285,7 @@ def refuse_other_model(folder: Path, there: ModelConfig, here: ModelConfig) -> N
         different = [
             f"{field.name}: {getattr(there, field.name)!r}, {getattr(here, field.name)!r}"
             for field in dataclasses.fields(there)
-            if field.name not in ("balance", "aux_coeff", "bias_step", "max_seq_len")
+            if field.name not in TRAINING_ONLY
             and getattr(there, field.name) != getattr(here, field.name)
         ]
     if different:

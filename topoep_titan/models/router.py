@@ -6,9 +6,15 @@ tokens) within the scope: the token's own sequence (DeepSeek-V2, equations 23 to
 microbatch of all data-parallel ranks (the global-batch loss of Qwen3). f has no gradient, so the
 loss is linear in p, and each rank may add its own tokens' part: what ranks exchange is counts.
 
+DeepSeek-V2 adds two losses over devices, its groups of experts (equations 26 to 31). They have the
+same form, with f of an expert replaced by a value of its group g: ``device_scale`` with the mean of
+f over g, ``communication_scale`` with (groups / groups kept) * (tokens that chose g) / tokens.
+
 It enters through the routing weights: forward leaves them alone, backward adds the loss's gradient.
 So it needs no path to the model's output, which is what pipeline stages, gradient accumulation and
-activation checkpointing want. Letters: B batch, L sequence, D width, E experts, K top-k.
+activation checkpointing want.
+
+Letters: B batch, L sequence, D width, E experts, K top-k, G groups of experts.
 """
 
 from dataclasses import dataclass
@@ -33,11 +39,16 @@ class BalancedRouter(TokenChoiceTopKRouter):
         aux_scope: Literal["sequence", "batch"] = "sequence"
         aux_scale: float = 0.0
         """0: no auxiliary loss."""
+        device_scale: float = 0.0
+        communication_scale: float = 0.0
+        """Of the losses over groups, beside ``aux_scale``."""
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.group_score = config.group_score
         self.aux_scope, self.aux_scale = config.aux_scope, config.aux_scale
+        self.device_scale = config.device_scale
+        self.communication_scale = config.communication_scale
         self.aux_sum = 0.0
         self.tokens_per_step: int | None = None
         self.share = 1.0
@@ -71,16 +82,50 @@ class BalancedRouter(TokenChoiceTopKRouter):
             raise RuntimeError("call connect_routers() before training with an auxiliary loss")
         if self.score_func == "sigmoid":  # DeepSeek-V3, equation 19; a softmax sums to one already
             scores_BLE = scores_BLE / scores_BLE.sum(-1, keepdim=True)
-        chosen = ids_BLK.flatten(1)
-        count_BE = scores_BLE.new_zeros(ids_BLK.shape[0], self.num_experts)
-        count_BE.scatter_add_(1, chosen, count_BE.new_ones(chosen.shape))
+        counts = _counts(ids_BLK, self.num_experts)
+        if self.communication_scale:
+            counts = torch.cat([counts, self._tokens_of_groups(ids_BLK)], dim=1)
         if self.aux_scope == "batch":
-            count_BE = count_BE.sum(0, keepdim=True)
+            counts = counts.sum(0, keepdim=True)
         for group in self.groups:
-            dist.all_reduce(count_BE, group=group)
-        frequency_BE = self.num_experts * count_BE / count_BE.sum(-1, keepdim=True)
-        loss = (scores_BLE.sum(1) * frequency_BE).sum() / self.tokens_per_step
-        return self.aux_scale * self.share * loss
+            dist.all_reduce(counts, group=group)
+        weight_BE = self._expert_weights(counts.to(scores_BLE.dtype))
+        loss = (scores_BLE.sum(1) * weight_BE).sum() / self.tokens_per_step
+        return self.share * loss
+
+    def _expert_weights(self, counts: Tensor) -> Tensor:
+        """(B, E): what a unit of p_x costs, from counts (B, E) or (B, E + G)."""
+        count_BE, reached_BG = counts.split(
+            [self.num_experts, counts.shape[1] - self.num_experts], 1
+        )
+        tokens_B1 = count_BE.sum(-1, keepdim=True) / self.top_k
+        frequency_BE = self.num_experts * count_BE / (self.top_k * tokens_B1)
+        weight_BE = self.aux_scale * frequency_BE
+        if self.device_scale:
+            mean_BG = frequency_BE.unflatten(-1, (self.num_expert_groups, -1)).mean(-1)
+            weight_BE = weight_BE + self.device_scale * self._spread(mean_BG)
+        if self.communication_scale:
+            share = self.num_expert_groups / self.num_limited_groups
+            sent_BG = share * reached_BG / tokens_B1
+            weight_BE = weight_BE + self.communication_scale * self._spread(sent_BG)
+        return weight_BE
+
+    def _tokens_of_groups(self, ids_BLK: Tensor) -> Tensor:
+        """(B, G): tokens with at least one expert in the group."""
+        group_BLK = ids_BLK // (self.num_experts // self.num_expert_groups)
+        reached_BLG = group_BLK.new_zeros(*ids_BLK.shape[:2], self.num_expert_groups)
+        return reached_BLG.scatter_(-1, group_BLK, 1).sum(1)
+
+    def _spread(self, value_BG: Tensor) -> Tensor:
+        """Each expert its group's value."""
+        return value_BG.repeat_interleave(self.num_experts // self.num_expert_groups, dim=-1)
+
+
+def _counts(ids_BLK: Tensor, num_experts: int) -> Tensor:
+    """int64 (B, E): assignments of each expert in each sequence."""
+    chosen = ids_BLK.flatten(1)
+    counts = chosen.new_zeros(chosen.shape[0], num_experts)
+    return counts.scatter_add_(1, chosen, torch.ones_like(chosen))
 
 
 class _AddGradient(torch.autograd.Function):

@@ -6,6 +6,7 @@ compiled one; ``implementation`` tells which.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -18,7 +19,8 @@ from topoep_titan.planning.fastermoe import fastermoe
 from topoep_titan.planning.flexmoe import flexmoe, flexmoe_free
 from topoep_titan.planning.joint import joint
 from topoep_titan.planning.moonep import moonep, moonep_free
-from topoep_titan.planning.plan import Plan, check_load, check_plan, unbalanced_plan
+from topoep_titan.planning.plan import Plan, RowPlanner, check_load, check_plan, unbalanced_plan
+from topoep_titan.planning.rows import finish_rows, propose_rows
 from topoep_titan.planning.topoep import topoep
 from topoep_titan.planning.ultraep import ultraep
 
@@ -67,14 +69,39 @@ def planner_named(name: str) -> Callable[..., Plan]:
     return PLANNERS[name]
 
 
+def make_planner(
+    name: str,
+    dispatcher: str,
+    *,
+    main_E: Tensor,
+    cluster: Cluster,
+    model_dims: ModelDims,
+    replica_slots: int,
+    **options,
+) -> Callable[[Tensor], Plan] | RowPlanner:
+    """The planner called ``name`` for one group: in rows for ``joint`` where the dispatcher
+    deduplicates, else a function of the load. Raises InputError for an unknown name."""
+    settings = {"main_E": main_E, "cluster": cluster, "model_dims": model_dims}
+    planner = planner_named(name)
+    if name != "joint" or dispatcher == "alltoall":
+        return partial(planner, replica_slots=replica_slots, **settings, **options)
+    settings["dispatcher"] = dispatcher
+    return RowPlanner(
+        propose=partial(propose_rows, replica_slots=replica_slots, **settings, **options),
+        finish=partial(finish_rows, **settings),
+    )
+
+
 __all__ = [
     "FREE_PLANNERS",
     "NATIVE",
     "PLANNERS",
     "REFERENCE",
     "Plan",
+    "RowPlanner",
     "check_load",
     "check_plan",
     "implementation",
+    "make_planner",
     "planner_named",
 ]

@@ -13,6 +13,8 @@ deduplication have something to find. How a token is drawn:
   token follows the experts' popularity alone. Top-k of logits plus Gumbel noise.
 
 TOP2 and TOP6 were fitted to the statistics that the Expert Coupling text gives for its models.
+``PRESETS`` names them, TOP6's structure at top-8, and top-8 with hot experts: ``hotN`` has the
+smallest ``load_sigma``, in steps of 0.05, whose hottest expert takes N times the mean load.
 
 Letters: L layers, T tokens, K top-k, E experts, C communities, Z types, N core experts of a type.
 """
@@ -82,6 +84,16 @@ def coupling_for(experts: int, top_k: int, *, hard: bool = False) -> Coupling:
         types=max(communities, round(fitted.types * factor / communities) * communities),
         spilled=top_k // 2 if hard else 0,
     )  # fmt: skip
+
+
+PRESETS = {
+    "top2": TOP2,
+    "top6": TOP6,
+    "top8": coupling_for(128, 8),
+    "hot5": replace(coupling_for(128, 8), load_sigma=1.3),
+    "hot8": replace(coupling_for(128, 8), load_sigma=2.05),
+    "hot10": replace(coupling_for(128, 8), load_sigma=2.5),
+}
 
 
 def coupled(

@@ -60,7 +60,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.cluster.cost_model import unit_costs
+from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
 from topoep_titan.planning.joint_build import Recipe, build, list_pairs
 from topoep_titan.planning.joint_ports import (
     Instance,
@@ -105,14 +105,16 @@ def joint(
     balance_weight: int = BALANCE_WEIGHT,
     rows: int = len(TABLE),
     rounds: int = ROUNDS,
+    costs: UnitCosts | None = None,
 ) -> Plan:
     """The best start, relieved by at most ``rounds`` moves, of the first ``rows`` of ``TABLE``,
     ``topoep`` and empty slots; the plan without replicas when that is not slower.
 
-    ``balance_weight``: per cent of the compute term that a score adds. ``load_RE`` and ``main_E``
-    are trusted; validate what a user gave with ``plan.check_load`` first.
+    ``balance_weight``: per cent of the compute term that a score adds. ``costs``: other prices than
+    those of the cluster. ``load_RE`` and ``main_E`` are trusted; validate what a user gave with
+    ``plan.check_load`` first.
     """
-    costs = unit_costs(cluster, model_dims)
+    costs = costs or unit_costs(cluster, model_dims)
     problem = make_problem(load_RE, main_E, cluster, costs, replica_slots, balance_weight)
     published = topoep(
         load_RE,

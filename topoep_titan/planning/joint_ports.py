@@ -8,7 +8,6 @@ domain cannot execute leaves it, in proportion over the domain's sources. What a
 beyond its own demand comes from outside, to the instances whose ranks receive least so far.
 """
 
-import copy
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -122,7 +121,9 @@ class Ports:
         return problem.costs.copy_far * far + problem.costs.copy_near * near
 
     def copy(self) -> "Ports":
-        return copy.deepcopy(self)
+        copies_R = [list(copies) for copies in self.copies_R]
+        rows = (self.load_R, self.far_in_R, self.far_out_R, self.own_R)
+        return Ports(*map(list, rows), copies_R)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from topoep_kernels import KernelsMissing, cpu_library, ops
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.cluster.cost_model import unit_costs
+from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
 from topoep_titan.planning.joint import BALANCE_WEIGHT, ROUNDS, TABLE
 from topoep_titan.planning.plan import Plan
 
@@ -59,9 +59,10 @@ def joint(
     balance_weight: int = BALANCE_WEIGHT,
     rows: int = len(TABLE),
     rounds: int = ROUNDS,
+    costs: UnitCosts | None = None,
 ) -> Plan:
     """`planning.joint.joint`, compiled. Raises ValueError for a malformed load or placement."""
-    costs = unit_costs(cluster, model_dims)
+    costs = costs or unit_costs(cluster, model_dims)
     return Plan(
         *ops.plan_joint(
             load_RE,
@@ -75,6 +76,24 @@ def joint(
             table=_table(rows),
             rounds=rounds,
         )
+    )
+
+
+def pick_slots(
+    plan: Plan, ids_TK: Tensor, rank: int, cluster: Cluster, costs: UnitCosts, dispatcher: str
+) -> Tensor:
+    """`row_slots.pick_slots`, compiled. Raises ValueError when the plan is for other ids."""
+    return ops.pick_slots(
+        ids_TK,
+        plan.expert_G,
+        plan.assignments_RG[rank],
+        rank=rank,
+        ranks=cluster.ranks,
+        ranks_per_node=cluster.ranks_per_node,
+        experts=int(plan.expert_G.max()) + 1,
+        relayed=dispatcher == "dedup-node",
+        token_far=costs.token_far,
+        token_near=costs.token_near,
     )
 
 

@@ -8,6 +8,7 @@ logical id; its replica slots fill from the left in the order of placement. The 
 expert are ordered by ascending g.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,19 @@ class Plan:
     def num_replicas(self) -> int:
         """Occupied replica slots: instances beyond the E mains."""
         return int((self.expert_G >= 0).sum()) - int(self.expert_G.max()) - 1
+
+
+@dataclass(frozen=True)
+class RowPlanner:
+    """A planner that sees the tokens: two pure functions, with an all-gather between them.
+
+    ``propose(ids_TK, load_RE, rank=)`` gives a proposal whose integer tensor ``rows_CX`` every rank
+    must have of all; ``finish(proposal, rows_RCX)`` gives the Plan, the same on all ranks, and the
+    slots (T, K) of this rank's assignments.
+    """
+
+    propose: Callable
+    finish: Callable[..., tuple[Plan, Tensor]]
 
 
 def check_load(load_RE: Tensor, main_E: Tensor | None, replica_slots: int) -> None:
@@ -184,6 +198,18 @@ def check_plan(
         raise PlanError(
             f"conservation: rank {rank} has {int(load_RE[rank, expert])} assignments to expert "
             f"{expert}, the plan executes {int(executed_RE[rank, expert])}"
+        )
+
+
+def check_slots(plan: Plan, slot_TK: Tensor, rank: int) -> None:
+    """Raise PlanError unless source ``rank`` uses each slot as often as planned."""
+    count_G = torch.bincount(slot_TK.flatten().cpu(), minlength=plan.expert_G.numel())
+    wrong_G = count_G != plan.assignments_RG[rank]
+    if wrong_G.any():
+        slot = int(wrong_G.nonzero()[0])
+        raise PlanError(
+            f"slots: rank {rank} sends {int(count_G[slot])} assignments to slot {slot}, the plan "
+            f"says {int(plan.assignments_RG[rank, slot])}"
         )
 
 

@@ -15,3 +15,25 @@ for (const button of document.querySelectorAll("thead button")) {
     body.append(...rows);
   });
 }
+
+// A slider shows each layer's values at its step; darker is nearer to balance, on one scale.
+for (const figure of document.querySelectorAll("figure.steps")) {
+  const { steps, rows } = JSON.parse(figure.querySelector("script").textContent);
+  const slider = figure.querySelector("input");
+  const values = Object.values(rows).flat(2).filter((value) => value !== null);
+  const top = Math.max(1.01, ...values);
+  const show = () => {
+    figure.querySelector("output").textContent = steps[slider.value];
+    Object.values(rows).forEach((layers, row) => {
+      layers.forEach((layer, index) => {
+        const cell = figure.querySelector("tbody").rows[row].cells[index + 1];
+        const value = layer[slider.value];
+        const share = value === null ? 0 : Math.round((100 * (value - 1)) / (top - 1));
+        cell.textContent = value === null ? "\u2013" : value.toFixed(2);
+        cell.style.background = `color-mix(in srgb, #dd7330 ${share}%, transparent)`;
+      });
+    });
+  };
+  slider.addEventListener("input", show);
+  show();
+}

@@ -1,41 +1,21 @@
 """Runs -> one report: a self-contained HTML page, its content as Markdown, its numbers as JSON.
 
-The content is a list of blocks, written once; two short functions render it.
+The content is a list of blocks, written once and rendered by ``blocks``.
 """
 
 import dataclasses
 import json
-import re
 import shlex
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 
-from topoep_titan.errors import InputError
 from topoep_titan.reports import tables
-from topoep_titan.reports.figures import Figure, all_figures, heat_maps
-from topoep_titan.reports.summary import Group, Run, group_runs, number
-from topoep_titan.reports.tables import PAPER, Table
-from topoep_titan.results import RunResult, read_result, write_atomically
-
-
-@dataclass(frozen=True)
-class Heading:
-    text: str
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    text: str  # `code` is the only markup
-
-
-@dataclass(frozen=True)
-class Code:
-    text: str
-    summary: str = ""  # given: a block that opens on a click
-
-
-Block = Heading | Paragraph | Code | Table | list[Figure]
+from topoep_titan.reports.blocks import Block, Code, Heading, Paragraph, Steps, write_page
+from topoep_titan.reports.figures import MAX_POINTS, all_figures, heat_maps
+from topoep_titan.reports.published import Answer, answer_blocks
+from topoep_titan.reports.summary import Group, Run, group_runs, layer_series, number
+from topoep_titan.reports.tables import PAPER
+from topoep_titan.results import RunResult, read_result
 
 
 def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
@@ -50,31 +30,27 @@ def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
     return write_report(results, out_dir, title=", ".join(recipes), command=command)
 
 
-def write_report(results: list[RunResult], out_dir: Path, *, title: str, command: str) -> Path:
+def write_report(
+    results: list[RunResult],
+    out_dir: Path,
+    *,
+    title: str,
+    command: str,
+    answers: Sequence[Answer] = (),
+) -> Path:
     """Write ``report.html``, ``report.md`` and ``results.json``; return the HTML path.
 
     A run with planner ``none`` is the baseline of the other runs of its kind, recipe, routing and
-    number of ranks. ``command`` is what the page names as its reproduction. Equal input gives equal
+    number of ranks. ``command`` is what the page names as its reproduction; ``answers``
+    to the papers' questions are appended. Equal input gives equal
     bytes. Raises InputError for no results, a run without steps, and an unwritable ``out_dir``;
     nothing is written before everything is rendered.
     """
     groups = group_runs(results)
-    blocks = _content(groups, command)
+    blocks = _content(groups, command) + (answer_blocks(list(answers)) if answers else [])
     numbers = {"title": title, "command": command, **_numbers(groups)}
-    texts = {
-        "results.json": json.dumps(numbers, indent=1, allow_nan=False) + "\n",
-        "report.md": _markdown(title, blocks),
-        "report.html": _html(title, blocks),
-    }
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_atomically(out_dir / name, text)
-    except OSError as error:
-        raise InputError(
-            f"cannot write the report to {out_dir} ({error.strerror}); choose another folder"
-        ) from None
-    return out_dir / "report.html"
+    text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
+    return write_page(out_dir, "report", title, blocks, results_json=text)
 
 
 def _content(groups: list[Group], command: str) -> list[Block]:
@@ -89,6 +65,7 @@ def _content(groups: list[Group], command: str) -> list[Block]:
         blocks += [Heading("Figures" + suffix), all_figures(group)]
         if maps := heat_maps(group):
             blocks += [Heading("Imbalance by layer and step" + suffix), maps]
+            blocks += [_steps_of(run) for run in group.runs if run.result.planner != "none"]
         if layers := tables.layer_table(group):
             blocks += [Heading("Layers" + suffix), layers]
     runs = [run for group in groups for run in group.runs]
@@ -100,6 +77,21 @@ def _content(groups: list[Group], command: str) -> list[Block]:
             blocks.append(Code(json.dumps(run.result.config, indent=1, sort_keys=True), name))
     blocks += [Paragraph("This command writes the page again:"), Code(command)]
     return [block for block in blocks if block]
+
+
+def _steps_of(run: Run) -> Steps | None:
+    """Max/mean of each layer before and under the plan, of up to 400 steps evenly spread."""
+    keys = {"before": "max_over_mean_before", "under the plan": "max_over_mean"}
+    found = {name: layer_series(run.result, key) for name, key in keys.items()}
+    if not all(found.values()):
+        return None
+    steps = sorted({step["step"] for step in run.result.steps})
+    steps = steps[:: -(-len(steps) // MAX_POINTS)]
+    rows = {
+        name: [[layer.get(step) for step in steps] for layer in layers]
+        for name, layers in found.items()
+    }
+    return Steps(f"{run.label}: busiest rank over mean rank", steps, rows)
 
 
 def _summary(group: Group) -> str:
@@ -200,75 +192,3 @@ def _numbers(groups: list[Group]) -> dict:
                 del entry["compared_with_none"]["difference"]
             runs.append(entry)
     return {"runs": runs, "paper": PAPER}
-
-
-def _markdown(title: str, blocks: list[Block]) -> str:
-    parts = [f"# {title}"]
-    for block in blocks:
-        match block:
-            case Heading(text):
-                parts.append(f"## {text}")
-            case Paragraph(text):
-                parts.append(text)
-            case Code(text, summary):
-                fence = f"```\n{text}\n```"
-                opened = f"<details><summary>{escape(summary)}</summary>\n\n{fence}\n\n</details>"
-                parts.append(opened if summary else fence)
-            case Table():
-                parts.append(block.to_markdown())
-            case list():
-                lines = [f"- **{figure.title}.** {figure.caption}" for figure in block]
-                parts.append("\n".join(["Drawn in `report.html`:", "", *lines]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _html(title: str, blocks: list[Block]) -> str:
-    style, script = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("css", "js"))
-    headings = [block.text for block in blocks if isinstance(block, Heading)]
-    links = " ".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in headings)
-    body = []
-    for block in blocks:
-        match block:
-            case Heading(text):
-                body.append(f'<h2 id="{_anchor(text)}">{escape(text)}</h2>')
-            case Paragraph(text):
-                body.append("<p>" + re.sub("`([^`]*)`", r"<code>\1</code>", escape(text)) + "</p>")
-            case Code(text, summary):
-                code = f"<pre><code>{escape(text)}</code></pre>"
-                opened = f"<details><summary>{escape(summary)}</summary>{code}</details>"
-                body.append(opened if summary else code)
-            case Table():
-                body.append(block.to_html())
-            case list():
-                drawn = "\n".join(
-                    f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}"
-                    f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
-                    for figure in block
-                )
-                body.append(f'<div class="figures">{drawn}</div>')
-    content = "\n".join(body)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<nav aria-label="Sections">{links}</nav>
-<main>
-{content}
-</main>
-<script>
-{script}</script>
-</body>
-</html>
-"""
-
-
-def _anchor(text: str) -> str:
-    return re.sub(r"\W+", "-", text.lower()).strip("-")

@@ -12,25 +12,37 @@ from topoep_titan.execution.one_sided import LIBRARIES, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
+from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
+from topoep_titan.planning.native import is_built
 from topoep_titan.titan.config import TopoEPConfig, cluster_name
 from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
+from topoep_titan.titan.layout import check_layout
 from topoep_titan.titan.trainer import TopoEPTrainer
 
+MOST_SAMPLE = 2**20  # tokens of one placement
 VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
-def check_job(config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True) -> None:
+def check_job(
+    config: TopoEPTrainer.Config, nproc: int, *, verify_data: bool = True, with_data: bool = True
+) -> None:
     """Raise InputError with the first thing that is wrong for ``nproc`` processes.
 
-    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that).
+    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that);
+    ``with_data=False`` leaves them out, for a job of another machine.
     """
     _check_topoep(config)
+    _check_placement(config)
+    _check_shuffle(config)
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
+    _check_converters(config)
     _check_checkpoint(config)
-    _check_data(config, verify_data)
+    if with_data:
+        check_data(config, verify_data)
 
 
 def _check_topoep(config: TopoEPTrainer.Config) -> None:
@@ -84,6 +96,69 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         )
 
 
+def _check_placement(config: TopoEPTrainer.Config) -> None:
+    placement, dispatcher = config.placement, config.topoep.dispatcher
+    for name, value, most in (
+        ("refresh_steps", placement.refresh_steps, None),
+        ("sample_tokens", placement.sample_tokens, MOST_SAMPLE),
+    ):
+        if value < 1 or (most and value > most):
+            limit = f"from 1 to {most}" if most else "of at least 1"
+            raise InputError(f"placement.{name} is {value}; give an integer {limit}")
+    for name, value, most in (
+        ("balance_weight", placement.balance_weight, 10_000),
+        ("node_weight", placement.node_weight or 0, 1000),
+    ):
+        if not 0 <= value <= most:
+            raise InputError(f"placement.{name} is {value}; give an integer from 0 to {most}")
+    if placement.strategy == "contiguous":
+        return
+    if dispatcher not in ("dedup", "dedup-node"):
+        raise InputError(
+            f'placement.strategy = "correlated" saves rows of a deduplicating dispatcher; '
+            f'topoep.dispatcher is "{dispatcher}", set "dedup" or "dedup-node"'
+        )
+    if config.parallelism.expert_parallel_degree < 2:
+        raise InputError(
+            'placement.strategy = "correlated" needs parallelism.expert_parallel_degree of at '
+            "least 2: with one rank there is nothing to place"
+        )
+    if config.checkpoint.enable and getattr(config.checkpoint, "async_mode", "disabled") != (
+        "disabled"
+    ):
+        raise InputError(
+            f'checkpoint.async_mode is "{config.checkpoint.async_mode}"; '
+            'placement.strategy = "correlated" saves with "disabled" only'
+        )
+    if not is_built():
+        raise InputError(
+            'placement.strategy = "correlated" needs the compiled CPU library; build it with '
+            "`pip install -e .`"
+        )
+
+
+def _check_shuffle(config: TopoEPTrainer.Config) -> None:
+    if not config.shuffle.enabled:
+        return
+    parallelism = config.parallelism
+    tp, ep = parallelism.tensor_parallel_degree, parallelism.expert_parallel_degree
+    needs = {
+        'placement.strategy = "correlated"': config.placement.strategy == "correlated",
+        "parallelism.tensor_parallel_degree of at least 2": tp > 1,
+        "parallelism.enable_sequence_parallel = true": parallelism.enable_sequence_parallel,
+        "parallelism.expert_parallel_degree as a multiple of the tensor-parallel one": ep % tp == 0,
+        "parallelism.pipeline_parallel_degree = 1 (not supported with more yet)": (
+            parallelism.pipeline_parallel_degree == 1
+        ),
+        "a Qwen3 base (the other families' attention is not connected yet)": isinstance(
+            config.model, Qwen3
+        ),
+    }
+    for need, met in needs.items():
+        if not met:
+            raise InputError(f"shuffle.enabled needs {need}; change it, or switch shuffling off")
+
+
 def _check_training(config: TopoEPTrainer.Config) -> None:
     """What torchtitan would find out in the middle of a start."""
     numbers = {
@@ -120,84 +195,19 @@ def _check_deepep(topoep: TopoEPConfig) -> None:
     )
 
 
-def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
-    """Raise InputError with the first thing that does not fit ``nproc`` processes."""
-    parallelism, training, model = config.parallelism, config.training, config.model
-    tp, pp = parallelism.tensor_parallel_degree, parallelism.pipeline_parallel_degree
-    ep, replicate = parallelism.expert_parallel_degree, parallelism.data_parallel_replicate_degree
-    if parallelism.context_parallel_degree != 1:
+def _check_converters(config: TopoEPTrainer.Config) -> None:
+    if "float8_experts" in config.converters:
+        raise InputError(f'converters: "float8_experts" cannot run: {EXPERTS_REASON}; leave it out')
+    if "float8" not in config.converters:
+        return
+    missing = float8_missing()
+    if missing:
+        raise InputError(f'converters = ["float8"] needs {missing}; leave it out')
+    tensor = config.parallelism.tensor_parallel_degree
+    if tensor > 1:
         raise InputError(
-            f"parallelism.context_parallel_degree is {parallelism.context_parallel_degree}; "
-            "context parallelism is not supported yet, set it to 1"
-        )
-    for name in ("steps", "local_batch_size", "seq_len"):
-        if getattr(training, name) < 1:
-            raise InputError(f"training.{name} is {getattr(training, name)}; give at least 1")
-    if nproc < 1:
-        raise InputError(f"{nproc} processes cannot train; give at least 1")
-    degrees = {"tensor": tp, "pipeline": pp, "data_parallel_replicate": replicate, "expert": ep}
-    for name, degree in degrees.items():
-        if degree < 1:
-            raise InputError(f"parallelism: the {name} degree is {degree}; give at least 1")
-    shard = parallelism.data_parallel_shard_degree
-    if shard < 1 and shard != -1:
-        raise InputError(
-            f"parallelism.data_parallel_shard_degree is {shard}; "
-            "give -1 (what is left) or at least 1"
-        )
-    fixed = replicate * tp * pp
-    if nproc % fixed or (shard > 0 and shard * fixed != nproc):
-        wanted = shard * fixed if shard > 0 else f"a multiple of {fixed}"
-        raise InputError(
-            f"{nproc} processes do not fit the layout (data_parallel_replicate {replicate} x "
-            f"data_parallel_shard {shard} x tensor {tp} x pipeline {pp}), which wants {wanted}; "
-            "change the number of processes or [parallelism]"
-        )
-    shard = nproc // fixed
-    if shard * tp % ep:
-        raise InputError(
-            f"parallelism.expert_parallel_degree ({ep}) must divide data_parallel_shard x tensor "
-            f"({shard} x {tp}) on {nproc} processes"
-        )
-    microbatches = training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
-    if pp > 1 and microbatches < pp:
-        raise InputError(
-            f"training.local_batch_size ({training.local_batch_size}) makes {microbatches} "
-            f"pipeline microbatches; {pp} stages need at least {pp}"
-        )
-    if model.num_experts % ep:
-        raise InputError(
-            f"model.num_experts ({model.num_experts}) must be a multiple of "
-            f"parallelism.expert_parallel_degree ({ep})"
-        )
-    per_node = min(config.topoep.ranks_per_node or ep, ep)
-    if ep % per_node:
-        raise InputError(
-            f"topoep.ranks_per_node ({per_node}) must divide "
-            f"parallelism.expert_parallel_degree ({ep})"
-        )
-    for name in ("n_heads", "n_kv_heads"):
-        heads = getattr(model, name, 0)  # latent attention has no key-value heads
-        if heads % tp:
-            raise InputError(
-                f"model.{name} ({heads}) must be a multiple of "
-                f"parallelism.tensor_parallel_degree ({tp})"
-            )
-    if model.n_layers < pp:
-        raise InputError(
-            f"model.n_layers ({model.n_layers}) is less than "
-            f"parallelism.pipeline_parallel_degree ({pp})"
-        )
-    if training.seq_len > model.max_seq_len or training.seq_len % tp:
-        raise InputError(
-            f"training.seq_len ({training.seq_len}) must be at most model.max_seq_len "
-            f"({model.max_seq_len}) and a multiple of the tensor-parallel degree ({tp})"
-        )
-    step = training.local_batch_size * replicate * shard
-    if training.global_batch_size > 0 and training.global_batch_size % step:
-        raise InputError(
-            f"training.global_batch_size ({training.global_batch_size}) must be a multiple of "
-            f"local_batch_size x data-parallel ranks ({step})"
+            f'converters = ["float8"]: each tensor-parallel rank ({tensor}) would scale its own '
+            "slice of a row, which is not supported; set parallelism.tensor_parallel_degree = 1"
         )
 
 
@@ -220,7 +230,8 @@ def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
         refuse_other_model(folder, read_hf_config(folder), config.model)
 
 
-def _check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
+def check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
+    """Raise InputError when the recipe's shards are missing, damaged, or not for its vocabulary."""
     folder = Path(config.dataloader.dataset_path)
     try:
         splits = [config.dataloader.split] + ["validation"] * config.validator.enable

@@ -69,6 +69,12 @@ def expert_settings(topoep: TopoEPConfig) -> dict[str, Any]:
     }
 
 
+def used_slots(planner: str, replica_slots: int, ranks: int) -> int:
+    """Slots that are allocated: without a planner that fills them, or another rank to copy from,
+    they would stay empty."""
+    return replica_slots if ranks > 1 and planner != "none" else 0
+
+
 def cluster_name(configured: str) -> str:
     if configured != "auto":
         return configured

@@ -6,7 +6,6 @@ from typing import Any
 
 import tomli
 import tyro
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.components.validate import Validator
@@ -15,13 +14,16 @@ from torchtitan.config.manager import ConfigManager, custom_registry
 
 from topoep_titan.errors import InputError
 from topoep_titan.models import MODELS
+from topoep_titan.titan.checkpoints import LogicalCheckpoints
 from topoep_titan.titan.config import AdamW, expert_settings
 from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
 from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.float8 import use_float8
 from topoep_titan.titan.init import make_layout_invariant
 from topoep_titan.titan.merge import as_table, merge
 from topoep_titan.titan.metrics import PlanMetrics
 from topoep_titan.titan.routing import skew_routers
+from topoep_titan.titan.shuffle import shuffle_blocks
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 # Follows from the rest in `complete`, so neither a recipe nor config.toml says it.
@@ -66,7 +68,11 @@ def resolved_table(config: TopoEPTrainer.Config) -> dict[str, Any]:
 def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config:
     """Build the model spec and everything else that follows from the recipe's values."""
     spec = config.model.build_spec(config.base)
+    if "float8" in config.converters:
+        use_float8(spec.model)
     make_layout_invariant(spec.model, seed=config.debug.seed or 0)
+    if config.shuffle.enabled:
+        shuffle_blocks(spec.model.layers)
     topoep = config.topoep
     if topoep.router_skew is not None:
         skew_routers(spec.model, topoep.router_skew, seed=config.debug.seed or 0)
@@ -102,12 +108,13 @@ def read_recipe(path: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {path} is not TOML: {error}") from None
     if "extends" in table:
-        parent = read_recipe(path.parent / table.pop("extends"), seen=(*seen, path))
-        table = _laid_over(parent, table)
-    if table.get("base") not in MODELS:
-        raise InputError(
-            f"recipe {path}: base is {table.get('base')!r}; choose one of: {', '.join(MODELS)}"
-        )
+        parent = table.pop("extends")
+        if not isinstance(parent, str):
+            raise InputError(f"recipe {path}: extends is {parent!r}; give the path of one recipe")
+        table = _laid_over(read_recipe(path.parent / parent, seen=(*seen, path)), table)
+    base = table.get("base")
+    if not isinstance(base, str) or base not in MODELS:
+        raise InputError(f"recipe {path}: base is {base!r}; choose one of: {', '.join(MODELS)}")
     return table
 
 
@@ -137,7 +144,7 @@ def base_config(base: str, recipe: str) -> TopoEPTrainer.Config:
         lr_scheduler=LRSchedulersContainer.Config(),
         # Plain all-to-all reads its split sizes on the host, which CUDA graphs do not allow.
         training=TrainingConfig(disable_cuda_graphs=True),
-        checkpoint=CheckpointManager.Config(
+        checkpoint=LogicalCheckpoints.Config(
             last_save_model_only=False, initial_load_model_only=False
         ),
         activation_checkpoint=None,

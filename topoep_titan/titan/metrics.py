@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torchtitan.components.metrics import (
     LoggerContainer,
     MetricsProcessor,
@@ -25,6 +26,7 @@ from topoep_titan.execution.layer import Engine
 from topoep_titan.execution.transport import KINDS, LINKS
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.balance import BALANCE, gather_balance
+from topoep_titan.titan.coupling import COUPLING, gather_coupling
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 from topoep_titan.titan.step_log import StepLog
 
@@ -73,7 +75,7 @@ class PlanMetrics(MetricsProcessor):
             return others
         both = LoggerContainer()
         both.add_logger(others)
-        both.add_logger(TensorBoardLogger(str(Path(dump_folder) / config.save_tb_folder)))
+        both.add_logger(_OneCurve(str(Path(dump_folder) / config.save_tb_folder)))
         return both
 
     def begin_step(self) -> None:
@@ -98,8 +100,9 @@ class PlanMetrics(MetricsProcessor):
         self.steps_since_log = 0
         layers, modelled_us = self._gather_layers()
         traffic = self._gather_traffic()
-        layers = [layer | balance[layer["layer"]] for layer in layers]
-        keys = MEASURES + BALANCE
+        coupling = gather_coupling(self.model_parts, self.config.num_layers)
+        layers = [layer | balance[layer["layer"]] | coupling[layer["layer"]] for layer in layers]
+        keys = MEASURES + BALANCE + COUPLING
         means = {key: sum(layer[key] for layer in layers) / len(layers) for key in keys if layers}
         scalars = {f"moe/{key}": value for key, value in means.items()}
         scalars |= {f"traffic/{key}": value for key, value in traffic.items()}
@@ -138,7 +141,8 @@ class PlanMetrics(MetricsProcessor):
         """The engines of this rank's layers, each once."""
         modules = (module for part in self.model_parts for module in part.modules())
         experts = (m for m in modules if isinstance(m, ReplicatedRoutedExperts))
-        return list({id(module.engine): module.engine for module in experts}.values())
+        # Layers whose experts are placed differently have engines of one transport.
+        return list({id(module.transport): module.engine for module in experts}.values())
 
     def _gather_traffic(self) -> dict[str, int]:
         """What all ranks sent during this step, and how often one waited for its device."""
@@ -181,10 +185,30 @@ class PlanMetrics(MetricsProcessor):
         return layers, dict(zip(MODELLED, mean_us))
 
 
+class _OneCurve(TensorBoardLogger):
+    """What a killed run had logged beyond its checkpoint is logged again: TensorBoard drops the
+    older points when a session starts at a step that it has seen."""
+
+    started = False
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        if not self.started:
+            start = SessionLog(status=SessionLog.START)
+            self.writer.file_writer.add_event(Event(step=step, session_log=start))
+            self.started = True
+        super().log(metrics, step)
+
+
 def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
+    # As the plan has them: experts may have moved since.
+    slots_RP = record.plan.expert_G.view(module.cluster.ranks, -1)
+    mains_Re = slots_RP[:, : module.main_E.numel() // module.cluster.ranks].long()
+    main_E = torch.empty_like(module.main_E)
+    main_E[mains_Re] = torch.arange(len(mains_Re))[:, None].expand_as(mains_Re)
     quality = plan_quality(
-        record.plan, main_E=module.main_E, cluster=module.cluster, model_dims=module.dims
-    )
+        record.plan, main_E=main_E, cluster=module.cluster, model_dims=module.dims,
+        dispatcher=module.config.dispatcher, rows_RX=record.rows_RX,
+    )  # fmt: skip
     values = {**vars(quality), "plan_us": record.plan_seconds * 1e6}
     modelled = quality.modelled.as_us()
     numbers = [1.0, *(values[key] for key in MEASURES), *(modelled[key] for key in MODELLED)]

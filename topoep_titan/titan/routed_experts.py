@@ -1,12 +1,15 @@
 """torchtitan's RoutedExperts, executed by our plans; installed through its ``@override`` door."""
 
+import dataclasses
 import functools
 import inspect
+import re
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchtitan.config import derive, override
 from torchtitan.models.common.moe import RoutedExperts
@@ -18,8 +21,10 @@ from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.transport import CollectiveTransport, Transport
-from topoep_titan.planning import planner_named
+from topoep_titan.placement.statistics import SetSample
+from topoep_titan.planning import make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
+from topoep_titan.titan.config import used_slots
 
 # One engine for all layers with the same expert-parallel group and settings; it lives as long as
 # the layers do.
@@ -50,6 +55,8 @@ class ReplicatedRoutedExperts(RoutedExperts):
         self.config = config
         self.records: list[LayerRecord] = []
         self.trace: list[Tensor] = []  # int16 (T, K) of each microbatch, with record_trace
+        self.sample: SetSample | None = None  # of expert sets, for the next placement
+        self.last_ids_TK: Tensor | None = None  # of the last training call
         self._connect(None)
 
     def parallelize(self, parallel_dims) -> None:
@@ -57,6 +64,11 @@ class ReplicatedRoutedExperts(RoutedExperts):
         mesh = parallel_dims.get_optional_mesh("ep")
         if mesh is not None:
             self._connect(mesh.get_group())
+
+    def keep_sample(self, sample: SetSample) -> None:
+        """Sample the expert sets of every training call from now on, and add up the load."""
+        self.sample = sample
+        self.load_E = torch.zeros(self.main_E.numel(), dtype=torch.int64)
 
     def _connect(self, group) -> None:
         config, experts = self.config, self.config.inner_experts
@@ -88,25 +100,11 @@ class ReplicatedRoutedExperts(RoutedExperts):
         return self.engine.transport
 
     def _make_engine(self) -> Engine:
-        config, ranks = self.config, self.cluster.ranks
-        # Without a planner that fills them, or another rank to copy from, slots would stay empty.
-        slots = config.replica_slots if ranks > 1 and config.planner != "none" else 0
-        planner = planner_named(config.planner)
-        options = {}
-        takes_weight = "balance_weight" in inspect.signature(planner).parameters
-        if takes_weight and config.balance_weight is not None:
-            options["balance_weight"] = config.balance_weight
+        config = self.config
         return Engine(
-            planner=functools.partial(
-                planner,
-                main_E=self.main_E,
-                cluster=self.cluster,
-                model_dims=self.dims,
-                replica_slots=slots,
-                **options,
-            ),
+            planner=self._planner(),
             main_E=self.main_E,
-            replica_slots=slots,
+            replica_slots=self._slots(),
             dispatcher=config.dispatcher,
             chunks=config.chunks,
             compute_dtype=getattr(torch, config.expert_dtype),
@@ -118,6 +116,34 @@ class ReplicatedRoutedExperts(RoutedExperts):
             lane=make_lane(torch.device(device_type)),
             verify_plan=config.verify_plan,
         )
+
+    def _slots(self) -> int:
+        return used_slots(self.config.planner, self.config.replica_slots, self.cluster.ranks)
+
+    def _planner(self):
+        config = self.config
+        options = {}
+        takes_weight = (
+            "balance_weight" in inspect.signature(planner_named(config.planner)).parameters
+        )
+        if takes_weight and config.balance_weight is not None:
+            options["balance_weight"] = config.balance_weight
+        return make_planner(
+            config.planner,
+            config.dispatcher,
+            main_E=self.main_E,
+            cluster=self.cluster,
+            model_dims=self.dims,
+            replica_slots=self._slots(),
+            **options,
+        )
+
+    def adopt(self, main_E: Tensor) -> None:
+        """From the next call on, expert x is on rank ``main_E[x]``; its rows must lie there."""
+        engine = self.engine
+        self.main_E = main_E
+        # Transport, lane and buffers stay those of all layers.
+        self.engine = dataclasses.replace(engine, planner=self._planner(), main_E=main_E)
 
     # Argument names are part of the contract: torchtitan's sharding is keyed on them.
     def forward(
@@ -149,9 +175,23 @@ class ReplicatedRoutedExperts(RoutedExperts):
         recomputing = torch._C._current_graph_task_id() != -1
         if self.training and not recomputing:
             self.records.append(record)
+            self.last_ids_TK = ids_TK
+            if self.sample is not None:
+                self.sample.add(ids_TK)
+                self.load_E += record.load_RE.sum(0)
             if self.config.record_trace:
                 self.trace.append(ids_TK.to(torch.int16))
         return out_TD.view(x_BLD.shape)
+
+
+def routed_layers(
+    model_parts: list[nn.Module],
+) -> Iterator[tuple[int, ReplicatedRoutedExperts]]:
+    """(number, routed experts) of each MoE layer on this rank."""
+    for part in model_parts:
+        for name, module in part.named_modules():
+            if isinstance(module, ReplicatedRoutedExperts):
+                yield int(re.search(r"layers\.(\d+)\.", name).group(1)), module
 
 
 def _log_memory(engine: Engine, dims: ModelDims) -> None:

@@ -22,7 +22,13 @@ def run_folder(outputs: Path, name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    return tomli.loads((folder / CONFIG).read_text())
+    """Raises InputError when the file is not TOML any more."""
+    try:
+        return tomli.loads((folder / CONFIG).read_text())
+    except (OSError, tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{folder / CONFIG} cannot be read ({error}); choose another name, or remove the folder"
+        ) from None
 
 
 def run_state(folder: Path, table: dict[str, Any]) -> Literal["new", "resume", "finished"]:

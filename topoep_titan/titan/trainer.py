@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torchtitan.trainer import Trainer
 
@@ -11,7 +12,9 @@ from topoep_titan.models.router import connect_routers
 from topoep_titan.results import RunResult, provenance, write_result
 from topoep_titan.titan.config import TopoEPConfig
 from topoep_titan.titan.device import local_ranks
+from topoep_titan.titan.expert_placement import ExpertPlacement, PlacementConfig
 from topoep_titan.titan.run_folder import RESULT, read_config
+from topoep_titan.titan.shuffle import ShuffleConfig, TokenShuffle, shuffled_blocks
 from topoep_titan.titan.trace import write_trace
 
 
@@ -30,7 +33,15 @@ class TopoEPTrainer(Trainer):
         model: ModelConfig
         """Of the flavour's family; its fields are that family's."""
 
+        converters: list[Literal["float8", "float8_experts"]] = field(default_factory=list)
+        """Low precision: "float8" for the linears of attention and dense feed-forward. For experts
+        it is refused: not written."""
+
         topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
+
+        placement: PlacementConfig = field(default_factory=PlacementConfig)
+
+        shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -43,17 +54,45 @@ class TopoEPTrainer(Trainer):
         )
         self.metrics_processor.tokens_per_step = tokens_per_step
         connect_routers(self.model_parts, self.parallel_dims, tokens_per_step=tokens_per_step)
+        self.placement = self.shuffle = None
+        if config.placement.strategy == "correlated":
+            self._place(tokens_per_step)
+
+    def _place(self, tokens_per_step: int) -> None:
+        config, microbatches = self.config.placement, self._microbatches()
+        self.placement = ExpertPlacement(
+            config,
+            self.model_parts,
+            self.optimizers,
+            microbatches=microbatches,
+            tokens=tokens_per_step // microbatches // self._token_ranks(),
+        )
+        if self.config.shuffle.enabled:
+            mesh = self.parallel_dims.get_mesh("tp")
+            size = -(-config.sample_tokens * mesh.size() // self._token_ranks())
+            blocks = shuffled_blocks(self.model_parts)
+            self.shuffle = TokenShuffle(blocks, mesh.get_group(), size=size)
+        self.checkpointer.place(self.placement, self.shuffle)
 
     def train_step(self, data_iterator) -> None:
         self.metrics_processor.begin_step()
         super().train_step(data_iterator)
+        steps_left = self.config.training.steps - self.step
+        if self.placement and steps_left and self.step % self.config.placement.refresh_steps == 0:
+            self.placement.refresh(steps_left)
+            if self.shuffle:
+                self.shuffle.refit()
         if self.config.topoep.record_trace:
-            microbatches = self.gradient_accumulation_steps
-            if self.parallel_dims.pp_enabled:
-                size = self.config.parallelism.pipeline_parallel_microbatch_size
-                microbatches *= self.config.training.local_batch_size // size
             folder = Path(self.config.dump_folder)
-            write_trace(self.model_parts, folder, self.step, microbatches=microbatches)
+            write_trace(self.model_parts, folder, self.step, microbatches=self._microbatches())
+
+    def _microbatches(self) -> int:
+        """Calls of a layer in one step."""
+        return self.gradient_accumulation_steps * self.num_pipeline_parallel_microbatches
+
+    def _token_ranks(self) -> int:
+        """Ranks that share a step's tokens in an MoE layer: all of a pipeline stage."""
+        return self.parallel_dims.world_size // self.parallel_dims.pp
 
     def should_continue_training(self) -> bool:
         more = super().should_continue_training()

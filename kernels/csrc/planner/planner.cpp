@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "joint.h"
+#include "row_slots.h"
 #include "topoep.h"
 
 namespace topoep {
@@ -19,7 +20,8 @@ enum Error {
   kLargeLoad,
   kBadCost,
   kBadSearch,
-  kNoMemory
+  kNoMemory,
+  kBadCounts
 };
 
 // Reused by every plan of this thread: planning allocates nothing after the first call.
@@ -154,4 +156,30 @@ API int topoep_plan_joint(const void* load, int load_is_int64, const i32* main, 
   state.published.assignments_RG = assignments_RG;
   plan_joint(state, recipes, int(rows), int(std::min<i64>(rounds, INT32_MAX)));
   return kOk;
+}
+
+// ids [T][K] of source `rank`, expert [G] and count [G] of the plan; writes slot [T][K].
+API int topoep_pick_slots(const i64* ids, i64 T, i64 K, const i32* expert, const i32* count, i64 R,
+                          i64 g, i64 per, i64 E, i64 rank, int relayed, i64 token_far,
+                          i64 token_near, std::int16_t* slot) try {
+  using namespace topoep;
+  if (R < 1 || g < 1 || R % g || per < 1 || E < 1 || rank < 0 || rank >= R || T < 0 || K < 1 ||
+      R * per > (1 << 15) || E > R * per || T >= (i64(1) << 31) / K) {
+    return kBadSizes;
+  }
+  if (!prices_fit({token_far, token_near}, 1)) return kBadCost;
+  rows::Picker p{};
+  p.R = int(R), p.g = int(g), p.per = int(per), p.E = int(E), p.rank = int(rank);
+  p.T = T, p.K = K, p.relayed = relayed != 0;
+  p.price[rows::kNear] = token_near;
+  p.price[rows::kFar] = token_far;
+  p.price[rows::kFarAndNear] = token_far + token_near;
+  p.ids = ids, p.expert = expert, p.count = count, p.slot = slot;
+  Workspace measure(nullptr);
+  carve(p, measure);
+  Workspace workspace(reserve(measure.used()));
+  carve(p, workspace);
+  return pick_slots(p) ? kOk : kBadCounts;
+} catch (const std::bad_alloc&) {
+  return topoep::kNoMemory;
 }

@@ -49,7 +49,12 @@ class DeepSeekV2(ModelConfig):
     yarn_factor: float = 40.0
     aux_coeff: float = 3e-3
     """Of the expert-level, sequence-wise loss (DeepSeek-V2, section 3.1.2; the published
-    config.json says 0.001). The device-level and communication losses are not implemented."""
+    config.json says 0.001)."""
+    device_coeff: float = 0.05
+    """Of the device-level loss (the same section); a device is one of ``num_groups``, whatever
+    ranks its experts are on. Without groups ("greedy") there is none."""
+    communication_coeff: float = 0.02
+    """Of the communication loss (the same section); as above."""
 
     @classmethod
     def debug(cls) -> "DeepSeekV2":
@@ -126,6 +131,8 @@ class DeepSeekV2(ModelConfig):
                 group_score="max",
                 aux_scope="sequence",
                 aux_scale=self.aux_coeff,
+                device_scale=self.device_coeff,
+                communication_scale=self.communication_coeff,
                 shared_hidden_dim=self.moe_hidden_dim * self.num_shared_experts,
             ),
         )

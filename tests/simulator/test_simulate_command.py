@@ -1,0 +1,74 @@
+"""``topoep simulate``: what it prints, a recorded trace against its draw, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from topoep_titan.cli import main
+from topoep_titan.planning.workloads import skew
+
+DEBUG = ["simulate", "--model", "qwen3_debug", "--cluster", "cpu_local"]
+
+
+def rows(capsys, *options):
+    assert main([*DEBUG, *options, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+
+
+def test_every_planner_and_both_baselines(capsys):
+    names = ["megatron", "none", "topoep", "joint", "eplb", "eplb-stale"]
+    found = rows(capsys, "--planner", ",".join(names), "--tokens-per-rank", "256")
+    assert [row["planner"] for row in found] == names
+    by_name = {row["planner"]: row for row in found}
+    assert by_name["none"]["max_over_mean"] == by_name["none"]["max_over_mean_before"] > 1.5
+    assert by_name["joint"]["max_over_mean"] < by_name["none"]["max_over_mean"]
+    # Without balancing the plans are the same; only the backend differs.
+    assert by_name["megatron"]["modelled_us"] == by_name["none"]["modelled_us"]
+    assert by_name["megatron"]["simulated_us"] != by_name["none"]["simulated_us"]
+    for row in found:
+        step, moe = row["simulated_us"]["total"], row["simulated_us"]["moe"]
+        assert 0 < moe < step
+        assert row["tokens_per_second"] == pytest.approx(4 * 256 / step * 1e6)
+
+
+def test_a_trace_replays_as_the_draw_that_it_recorded(capsys, tmp_path):
+    ids = np.stack([skew(32, 4, 4, 64, router_skew=-2.0, seed=s).numpy() for s in (5, 6, 7, 8)])
+    np.savez(tmp_path / "step-000001.npz", ids=ids, microbatch_tokens=np.array([64]))
+    recorded = rows(capsys, "--planner", "joint", "--trace", str(tmp_path))
+    drawn = rows(capsys, "--planner", "joint", "--tokens-per-rank", "64", "--seed", "5",
+                 "--router-skew", "-2")  # fmt: skip
+    assert recorded == drawn
+    # Two microbatches of half the tokens are planned each by itself.
+    np.savez(tmp_path / "step-000001.npz", ids=ids, microbatch_tokens=np.array([32, 32]))
+    assert rows(capsys, "--planner", "joint", "--trace", str(tmp_path)) != recorded
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--planner", "magic"], "unknown planner 'magic'"),
+        (["--planner", "none", "--ranks", "5"], "5 ranks do not divide the 32 experts"),
+        (["--planner", "none", "--trace", "nowhere"], "no trace in nowhere"),
+        (["--planner", "none", "--calibration", "nowhere"], "cannot be read"),
+        (["--planner", "none", "--tokens-per-rank", "0"], "--tokens-per-rank is 0"),
+        (["--planner", "none", "--trace", "t", "--ranks", "4"], "leave out --workload, --ranks"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_2(capsys, options, message):
+    assert main([*DEBUG, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_calibration_file_names_what_is_wrong(capsys, tmp_path):
+    path = tmp_path / "mine.toml"
+    for content, message in (("[plain]\nspeed = 2", "speed = 2"), ("[fast]\n", "unknown fast")):
+        path.write_text(content)
+        assert main([*DEBUG, "--planner", "none", "--calibration", str(path)]) == 2
+        assert message in capsys.readouterr().err
+    path.write_text("[chunked]\ncompute_scale = 2.0")
+    slow = rows(capsys, "--planner", "none", "--no-overlap", "--calibration", str(path))
+    fast = rows(capsys, "--planner", "none", "--no-overlap")
+    assert slow[0]["simulated_us"]["moe"] > 1.5 * fast[0]["simulated_us"]["moe"]

@@ -1,0 +1,138 @@
+"""``topoep simulate``: what a training step takes under each planner, on any cluster file."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topoep_titan.cluster import Cluster, load_cluster
+from topoep_titan.errors import InputError
+from topoep_titan.simulator.calibration import backends
+from topoep_titan.simulator.models import MODELS, Model, model_named
+from topoep_titan.simulator.replay import CONTESTANTS, Replay, check_contestants, replay
+from topoep_titan.simulator.traces import Microbatch, recorded, synthetic
+
+MOST_TOKENS = 2**20  # of a rank and microbatch
+SILENT_SECONDS = 3.0  # before progress is shown
+
+
+def simulate_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--cluster", default="h800_4x8", help="name or .toml file (default: %(default)s)")
+    add("--model", required=True, help=f"one of: {', '.join(MODELS)}")
+    add("--planner", required=True, help=f"one or more, by commas, of: {', '.join(CONTESTANTS)}")
+    add("--ranks", type=int, help="expert-parallel ranks (default: the paper's, or the trace's)")
+    add("--replica-slots", type=int, default=2, help="a rank (default: %(default)s)")
+    add("--workload", choices=("skew", "zipf", "coupled"), help="default: skew")
+    add("--router-skew", type=float, default=-4.0, help="of skew (default: %(default)s)")
+    add("--tokens-per-rank", type=int, default=4096, help="of a workload (default: %(default)s)")
+    add("--microbatches", type=int, default=1, help="a step accumulates (default: %(default)s)")
+    add("--seed", type=int, default=0)
+    add("--trace", type=Path, help="replay outputs/NAME/trace of a training run instead")
+    add("--calibration", help="constants of a measured machine (figure_15, or a .toml file)")
+    add("--no-overlap", action="store_true", help="nothing hides behind anything")
+    add("--exact-rows", action="store_true", help="count deduplicated rows from the ids (slow)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    model = model_named(arguments.model)
+    planners = check_contestants(arguments.planner.split(","))
+    for option in ("replica_slots", "tokens_per_rank", "microbatches", "seed"):
+        least = 0 if option in ("replica_slots", "seed") else 1
+        given = getattr(arguments, option)
+        if not least <= given <= MOST_TOKENS:
+            name = "--" + option.replace("_", "-")
+            raise InputError(f"{name} is {given}; give an integer from {least} to {MOST_TOKENS}")
+    chosen = backends(arguments.calibration)
+    torch.set_num_threads(1)
+    microbatches = list(_progress(_microbatches(arguments, model), "microbatches"))
+    cluster = load_cluster(arguments.cluster).resized(microbatches[0].load_LRE[0].shape[0])
+    results = [
+        replay(
+            microbatches, planner=planner, model=model, cluster=cluster, backends=chosen,
+            replica_slots=arguments.replica_slots, accumulated=arguments.microbatches,
+            overlap=not arguments.no_overlap, exact_rows=arguments.exact_rows,
+        )
+        for planner in _progress(planners, "planners")
+    ]  # fmt: skip
+    report = {
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "ranks_per_node": cluster.ranks_per_node,
+        "model": model.name,
+        "layers": len(microbatches[0].load_LRE),
+        "microbatches": len(microbatches),
+        "calibration": arguments.calibration,
+        "rows": [_row(result) for result in results],
+    }
+    print(json.dumps(report) if arguments.json else _text(report, cluster))
+    return 0
+
+
+def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Microbatch]:
+    if arguments.trace:
+        if arguments.workload or arguments.ranks:
+            raise InputError("--trace has its own routing and ranks; leave out --workload, --ranks")
+        yield from recorded(arguments.trace, model.experts)
+        return
+    ranks = model.expert_parallel if arguments.ranks is None else arguments.ranks
+    if ranks < 1 or model.experts % ranks:
+        raise InputError(
+            f"{ranks} ranks do not divide the {model.experts} experts of {model.name}; "
+            "give a divisor"
+        )
+    yield synthetic(
+        arguments.workload or "skew", layers=model.moe_layers, experts=model.experts,
+        top_k=model.top_k, ranks=ranks, tokens=arguments.tokens_per_rank, seed=arguments.seed,
+        router_skew=arguments.router_skew,
+    )  # fmt: skip
+
+
+def _row(result: Replay) -> dict[str, Any]:
+    names = ("max_over_mean_before", "max_over_mean", "inter_node_fraction",
+             "replica_served_fraction", "num_replicas")  # fmt: skip
+    return {
+        "planner": result.planner,
+        **{name: result.mean(name) for name in names},
+        "modelled_us": result.modelled_us,
+        "simulated_us": result.simulated_us,
+        "tokens_per_second": result.tokens_per_second,
+    }
+
+
+def _text(report: dict[str, Any], cluster: Cluster) -> str:
+    lines = [
+        f"{report['model']} on {cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.name}, "
+        f"{report['layers']} MoE layers, simulated",
+        f"{'planner':12}{'max/mean':>16}{'inter':>8}{'replica':>9}{'MoE':>11}{'step':>11}"
+        f"{'tokens/s':>13}{'ratio':>8}",
+    ]
+    first = report["rows"][0]["tokens_per_second"]
+    for row in report["rows"]:
+        us = row["simulated_us"]
+        balance = f"{row['max_over_mean_before']:.2f} -> {row['max_over_mean']:.2f}"
+        lines.append(
+            f"{row['planner']:12}{balance:>16}{row['inter_node_fraction']:8.1%}"
+            f"{row['replica_served_fraction']:9.1%}{us['moe'] / 1e3:8.2f} ms"
+            f"{us['total'] / 1e3:8.2f} ms{row['tokens_per_second']:13,.0f}"
+            f"{row['tokens_per_second'] / first:8.3f}"
+        )
+    return "\n".join(lines)
+
+
+def _progress(items: Iterable, what: str) -> Iterator:
+    """The items; how many are done, on a terminal, once it takes long."""
+    started, shown = time.monotonic(), False
+    for index, item in enumerate(items):
+        yield item
+        if sys.stderr.isatty() and time.monotonic() - started > SILENT_SECONDS:
+            shown = True
+            print(f"\r\033[K{what}: {index + 1}", end="", file=sys.stderr, flush=True)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""What this machine has for training, and what it lacks and why: devices, libraries, transports."""
+
+import importlib.util
+import os
+import platform
+import shutil
+from importlib import metadata
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from topoep_kernels.library import cpu_library
+
+from topoep_titan.execution.one_sided import missing_for
+from topoep_titan.titan.float8 import float8_missing, has_float8_matmuls
+
+PACKAGES = ("torch", "torchtitan", "torchao", "numpy")
+
+
+def machine_report() -> dict[str, Any]:
+    """Plain values. Each check is ``{"ok": bool, "what": text}``; ``ok`` false names the reason."""
+    return {
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "devices": _devices(),
+        "nvlink_domains": nvlink_domains(),
+        "checks": {
+            "kernels: CPU library": _cpu_library(),
+            "kernels: CUDA compiler": _compiler(),
+            "network: NCCL": _nccl(),
+            "transport: collective": _check(dist.is_available(), "torch.distributed is not built"),
+            "transport: symm_mem": _transport("symm_mem"),
+            "transport: gin": _transport("gin"),
+            "float8: torchao": _float8(),
+            "dispatcher: deep_ep": _check(
+                importlib.util.find_spec("deep_ep") is not None, "the package is not installed"
+            ),
+        },
+    }
+
+
+def nvlink_domains() -> list[list[int]]:
+    """Groups of this machine's GPUs that reach each other's memory (peer access), as CUDA says."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    domains: list[list[int]] = []
+    for gpu in range(count):
+        for domain in domains:
+            if all(torch.cuda.can_device_access_peer(gpu, other) for other in domain):
+                domain.append(gpu)
+                break
+        else:
+            domains.append([gpu])
+    return domains
+
+
+def _devices() -> list[str]:
+    if not torch.accelerator.is_available():
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return [f"CPU, {os.cpu_count()} cores, {memory / 2**30:.0f} GiB"]
+    if not torch.cuda.is_available():
+        return [f"{torch.accelerator.current_accelerator()}, {torch.accelerator.device_count()}"]
+    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [f"{each.name}, {each.total_memory / 2**30:.1f} GiB" for each in every]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _check(ok: bool, why: str, what: str = "available") -> dict[str, Any]:
+    return {"ok": ok, "what": what if ok else why}
+
+
+def _cpu_library() -> dict[str, Any]:
+    try:
+        return _check(True, "", cpu_library()._name)
+    except ImportError as error:
+        return _check(False, f"{error}; planners then run in Python")
+
+
+def _compiler() -> dict[str, Any]:
+    nvcc = shutil.which("nvcc")
+    return _check(nvcc is not None, "nvcc is not on PATH: no CUDA kernels are built here", nvcc)
+
+
+def _nccl() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return _check(False, "no CUDA device; ranks talk through gloo")
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return _check(dist.is_nccl_available(), "torch was built without NCCL", f"NCCL {version}")
+
+
+def _transport(name: str) -> dict[str, Any]:
+    missing = missing_for(name)
+    return _check(missing is None, f"needs {missing}")
+
+
+def _float8() -> dict[str, Any]:
+    missing = float8_missing()
+    if missing:
+        return _check(False, f"needs {missing}")
+    return _check(has_float8_matmuls(), "no device with float8 matmuls; linears are emulated")
