@@ -88,9 +88,10 @@ def measure(what: str, operator: str, arguments: tuple) -> dict:
         expression = embedding_bag
     sides = {"torch": expression, "native": getattr(rows, operator)}
     times: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(REPEATS + 1):  # the first warms up
-        for side, call in sides.items():
-            times[side].append(seconds(call, arguments))
+    for repeat in range(REPEATS + 1):  # the first warms up
+        order = list(sides) if repeat % 2 else list(sides)[::-1]  # neither always comes second
+        for side in order:
+            times[side].append(seconds(sides[side], arguments))
     shortest = {side: min(values[1:]) * 1e6 for side, values in times.items()}
     ratio = shortest["torch"] / shortest["native"]
     return {"operation": what, "operator": operator, "ratio": ratio} | {
