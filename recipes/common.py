@@ -88,24 +88,26 @@ def simulated(
     overlap: bool,
     rest: float = 0.0,
     history: Microbatch | None = None,
+    accumulated: int = 1,
 ) -> Replay:
-    """On the paper's testbed with Figure 15's constants, one microbatch a step."""
+    """On the paper's testbed with Figure 15's constants, ``accumulated`` microbatches a step."""
     return replay(
         drawn, planner=planner, model=model, cluster=paper_cluster(model),
         backends=backends("figure_15"), replica_slots=SLOTS, rest=rest, overlap=overlap,
-        history=history,
+        history=history, accumulated=accumulated,
     )  # fmt: skip
 
 
-def unexplained(model: Model, drawn: list[Microbatch]) -> float:
+def unexplained(model: Model, drawn: list[Microbatch], accumulated: int = 1) -> float:
     """Seconds of the paper's step that neither its MoE layers nor FLOPs explain.
 
     What is left of Megatron-LM's published step at router_skew -4 (Figure 13a) after its simulated
     one: the one end-to-end number that is put in, and the same for every planner and skew.
     """
     published = PUBLISHED["figure_13"]["megatron_throughput"][MODELS.index(model.name)] * 1e3
-    step = model.expert_parallel * TOKENS / published
-    return step - simulated(model, "megatron", drawn, overlap=False).simulated_us["total"] / 1e6
+    step = accumulated * model.expert_parallel * TOKENS / published
+    run = simulated(model, "megatron", drawn, overlap=False, accumulated=accumulated)
+    return step - run.simulated_us["total"] / 1e6
 
 
 def value(

@@ -126,6 +126,12 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
         return exit.code
 
 
+PLACED = [
+    "--placement.strategy", "correlated", "--topoep.dispatcher", "dedup",
+    "--parallelism.expert-parallel-degree", "4",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +145,12 @@ def check(monkeypatch, folder: Path, *arguments: str) -> int:
           "ZBVZeroBubble"], "is 'ZBVZeroBubble'; choose one of: 1F1B, GPipe"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
         (["--topoep.router-skew", "-4", "--validator.enable"], "synthetic routing"),
+        (["--placement.strategy", "correlated"], 'topoep.dispatcher is "alltoall"'),
+        ([*PLACED, "--parallelism.expert-parallel-degree", "1"], "there is nothing to place"),
+        ([*PLACED, "--placement.refresh-steps", "0"], "placement.refresh_steps is 0"),
+        ([*PLACED, "--placement.node-weight", "-1"], "placement.node_weight is -1"),
+        (["--shuffle.enabled"], 'shuffle.enabled needs placement.strategy = "correlated"'),
+        ([*PLACED, "--shuffle.enabled"], "needs parallelism.tensor_parallel_degree of at least 2"),
         (["--model.top-k", "9"], "model.top_k (9) must be 1 to the experts in the groups kept"),
         (["--model.n-kv-heads", "3"], "model.n_kv_heads (3) must divide model.n_heads (2)"),
         (["--topoep.router-skew", "-4", "--model.balance", "aux"], "set it to 'none'"),

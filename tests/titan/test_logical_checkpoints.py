@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from tests.ranks import free_port
 from tests.titan.training_cases import _build, _close
@@ -27,19 +28,27 @@ CORRELATED = [
 ]  # fmt: skip
 
 
-def trained(rank: int, ranks: int, port: int, folder: str, arguments: list[str]):
-    """(step records, this layer's placement, its w2 and second moment in logical order) after a
-    run on 4 ranks: EP 2 x FSDP 2."""
+def trained(rank: int, ranks: int, port: int, folder: str, arguments: list[str], layer: int = 1):
+    """(step records, the layer's placement, its w2 and second moment in logical order, what
+    refreshes moved) after a run on 4 ranks: EP 2 x FSDP 2."""
     trainer = _build(rank, ranks, port, folder, arguments, "tiny.toml")
+    moved = {}
+    if trainer.placement:
+        refresh = trainer.placement.refresh
+        trainer.placement.refresh = lambda steps_left: moved.update(refresh(steps_left))
     try:
         trainer.train()
-        module = trainer.model_parts[0].layers["1"].moe.routed_experts
+        module = trainer.model_parts[0].layers[str(layer)].moe.routed_experts
+        engines = [
+            layer.moe.routed_experts.engine for layer in trainer.model_parts[0].layers.values()
+        ]
+        assert len({id(engine.memory) for engine in engines}) == 1  # one set of buffers
         weight = module.inner_experts.w2_EDF
         (optimizer,) = trainer.optimizers
         tensors = [t.full_tensor() for t in (weight, optimizer.state[weight]["exp_avg_sq"])]
         logical = [tensor.detach()[position_of(module.main_E)].clone() for tensor in tensors]
         steps, _ = trainer.metrics_processor.step_log.read()
-        return steps, module.main_E, logical
+        return steps, module.main_E, logical, moved
     finally:
         _close(trainer)
 
@@ -51,7 +60,7 @@ def test_save_placed_resume_placed_and_read_logical(trainers, folder):
     def train(*arguments: str):
         return trainers.run(trained, port, str(folder), [*LAYOUT, *arguments])[0]
 
-    steps, main_E, logical = train(*CORRELATED)
+    steps, main_E, logical, _ = train(*CORRELATED)
     saved = {"placement.rank0.1.main_E": torch.zeros_like(main_E)}
     dcp.load(saved, checkpoint_id=run / "checkpoint" / "step-8", no_dist=True)
     for placed in (main_E, *saved.values()):  # refreshes at 4 and 8 moved experts
@@ -68,7 +77,7 @@ def test_save_placed_resume_placed_and_read_logical(trainers, folder):
     # Killed after step 8 and started again: placement and sample come back, losses bit for bit.
     shutil.rmtree(run / "checkpoint" / "step-12")
     (run / "result.json").unlink()
-    resumed, again_E, _ = train(*CORRELATED)
+    resumed, again_E, *_ = train(*CORRELATED)
     assert [step["loss_hex"] for step in resumed] == [step["loss_hex"] for step in steps]
     assert torch.equal(again_E, main_E)
 
@@ -77,8 +86,23 @@ def test_save_placed_resume_placed_and_read_logical(trainers, folder):
     shutil.rmtree(run / "checkpoint" / "step-12")
     source = run / "checkpoint" / "step-8"
     port = free_port()
-    plain, plain_E, _ = train("--checkpoint.initial-load-path", str(source))
+    plain, plain_E, *_ = train("--checkpoint.initial-load-path", str(source))
     assert plain_E.tolist() == sorted(plain_E.tolist())
     assert [step["step"] for step in plain] == [9, 10, 11, 12]
     for ours, expected in zip(plain, steps[8:]):
         assert ours["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_the_last_save_in_hugging_face_format_names_logical_experts(trainers, folder):
+    port = free_port()
+    last = ["--checkpoint.last-save-in-hf", "--checkpoint.last-save-model-only"]
+    settings = [*LAYOUT, *CORRELATED, "--training.steps", "6", *last]
+    _, main_E, (w2_EDF, _), moved = trainers.run(trained, port, str(folder), settings, 0)[0]
+    assert 0 in moved  # at step 4
+    assert main_E.tolist() == sorted(main_E.tolist())  # and back for the file
+    written = {}
+    for file in (folder / f"run-{port}" / "checkpoint" / "step-6").glob("*.safetensors"):
+        written |= load_file(file)
+    for expert, w2_DF in enumerate(w2_EDF):
+        name = f"model.layers.0.mlp.experts.{expert}.down_proj.weight"
+        assert torch.equal(written[name], w2_DF)

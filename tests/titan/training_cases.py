@@ -41,6 +41,53 @@ def expert_parameters(rank: int, ranks: int, world: int, port: int, folder: str)
         _close(trainer)
 
 
+def observe(rank: int, ranks: int, world: int, port: int, folder: str, arguments: list[str]):
+    """One step of ``tiny.toml`` under a clock that advances 0.25 s whenever metrics look at it.
+
+    (what metrics logged, {layer: ids (T, K) as its router chose them, recomputation left out},
+    {layer: how many calls of its experts were on record}) of this rank.
+    """
+    import types
+
+    import torch
+
+    import topoep_titan.titan.metrics as metrics
+    from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
+
+    if rank >= world:
+        return None
+    ticks = iter(range(10**6))
+    metrics.time = types.SimpleNamespace(perf_counter=lambda: 0.25 * next(ticks))
+    trainer = _build(rank, world, port, folder, arguments, "tiny.toml")
+    chosen, records = {}, {}
+    processor, (model,) = trainer.metrics_processor, trainer.model_parts
+    inner = {
+        layer: next(m for m in block.modules() if isinstance(m, ReplicatedRoutedExperts))
+        for layer, block in model.layers.items()
+    }
+
+    def keep(layer: str):
+        def hook(module, inputs, output):
+            if torch._C._current_graph_task_id() == -1:
+                chosen.setdefault(int(layer), []).append(output[1].detach().flatten(0, 1))
+
+        return hook
+
+    def log(*values, **named):
+        records.update({int(layer): len(experts.records) for layer, experts in inner.items()})
+        type(processor).log(processor, *values, **named)
+
+    for layer, block in model.layers.items():
+        block.get_submodule("moe.router").register_forward_hook(keep(layer))
+    processor.log = log
+    try:
+        trainer.train()
+        steps, _ = processor.step_log.read()
+        return steps, {layer: torch.cat(ids) for layer, ids in chosen.items()}, records
+    finally:
+        _close(trainer)
+
+
 def held_bytes(rank: int, ranks: int, port: int, folder: str, arguments: list[str], recipe: str):
     """(parameters, Adam's states, balancing buffers) in bytes on this rank after one step."""
     trainer = _build(rank, ranks, port, folder, arguments, recipe)

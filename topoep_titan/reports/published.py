@@ -126,18 +126,19 @@ def _panel(answer: Answer, panel: str) -> Figure:
 def _timeline(answer: Answer) -> Figure:
     bars = answer["bars"]
     lanes = list(dict.fromkeys(bar["lane"] for bar in bars))
-    canvas = Canvas((9.4, 0.55 * len(lanes) + 0.9), layout="constrained")
+    canvas = Canvas((5.6, 0.5 * len(lanes) + 0.9), layout="constrained")
     axes = canvas.subplots()
     kinds = {"expert": "#dd7330", "dgrad": "#dd7330", "wgrad": "#bd9a1f", "dispatch": "#3b86d1",
              "combine": "#38aab5", "attention": "#8a929c"}  # fmt: skip
+    longest = max(bar["end"] for bar in bars)
     for bar in bars:
         length = bar["end"] - bar["start"]
         kind = re.sub(r"\d+$", "", bar["label"])
         row = lanes.index(bar["lane"])
         axes.barh(row, length, left=bar["start"], height=0.7, color=kinds.get(kind, "#a877c9"))
-        if length > 0.45:
+        if length > 0.06 * longest:
             axes.text(bar["start"] + length / 2, row, bar["label"], ha="center", va="center",
-                      fontsize=6)  # fmt: skip
+                      fontsize=5)  # fmt: skip
     axes.set_yticks(range(len(lanes)), lanes)
     axes.invert_yaxis()
     axes.grid(False, axis="y")

@@ -112,13 +112,13 @@ def _distinct(place_TK: np.ndarray, places: int) -> np.ndarray:
 def _by_node(share_RG: np.ndarray, plan: Plan, tokens: int, nodes: int) -> np.ndarray:
     """(R, M). Instances of an expert on one node take different tokens, so their shares add."""
     expert_G = plan.expert_G.numpy().astype(np.int64)
-    ranks, slots = share_RG.shape
-    experts = int(expert_G.max()) + 1
-    place_G = np.arange(slots) // (slots // nodes) * experts + np.maximum(expert_G, 0)
-    place_RG = np.arange(ranks)[:, None] * (nodes * experts) + place_G
-    share = np.bincount(place_RG.ravel(), share_RG.ravel(), ranks * nodes * experts)
-    share = np.minimum(share, 1 - 1e-12).reshape(ranks, nodes, experts)
-    return -tokens * np.expm1(np.log1p(-share).sum(2))
+    slots, room = expert_G.size, int(expert_G.max()) + 2
+    place_G = np.arange(slots) // (slots // nodes) * room + expert_G + 1  # empty slots: no share
+    order_G = np.argsort(place_G, kind="stable")
+    places, first = np.unique(place_G[order_G], return_index=True)
+    share = np.minimum(np.add.reduceat(share_RG[:, order_G], first, axis=1), 1 - 1e-12)
+    _, first = np.unique(places // room, return_index=True)
+    return -tokens * np.expm1(np.add.reduceat(np.log1p(-share), first, axis=1))
 
 
 def _busier(traffic_RR: np.ndarray) -> np.ndarray:

@@ -37,7 +37,12 @@ DEVICE_GIB = {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="topoep doctor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="topoep doctor",
+        description="What this machine has, and whether a recipe fits its device. After RECIPE, "
+        "--section.key value as for train.py.",
+        allow_abbrev=False,
+    )
     parser.add_argument("recipe", type=Path, nargs="?", help="toml_configs/X.toml")
     parser.add_argument("--nproc", type=int, help="processes (default: the recipe's)")
     parser.add_argument(
@@ -118,7 +123,7 @@ def _device_gib(config: TopoEPTrainer.Config, nproc: int) -> float | None:
         return DEVICE_GIB[kind]
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / GIB
-    if cluster == "cpu_local":
+    if kind in ("cpu", "emulated"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / nproc / GIB
     return None
 

@@ -94,23 +94,24 @@ class ExpertPlacement:
             if holders[index % len(holders)] == dist.get_rank():
                 sets = [parts[number][0] for parts in everyone if number in parts]
                 loads = [parts[number][1] for parts in everyone if number in parts]
-                main_E = self._decide(number, sets, loads, steps_left)
-                if main_E is not None:
-                    decided[number] = main_E
-        moves = {number: main_E for part in _gather(decided) for number, main_E in part.items()}
+                decided[number] = self._decide(number, sets, loads, steps_left)
+        told = {number: decision for part in _gather(decided) for number, decision in part.items()}
+        for number in sorted(told):
+            logger.info(f"Layer {number}: {told[number][1]}")
+        moves = {number: main_E for number, (main_E, _) in told.items() if main_E is not None}
         self.move(moves)
         return moves
 
     def _decide(
         self, number: int, sets: list[Tensor], loads: list[Tensor | None], steps_left: int
-    ) -> Tensor | None:
-        """The layer's new placement; None when moving does not pay, or nothing was sampled."""
+    ) -> tuple[Tensor | None, str]:
+        """(the layer's new placement, None when moving does not pay, and why)."""
         module, config = self.layers[number], self.config
         cluster, old_E = module.cluster, module.main_E
         per_node = cluster.ranks_per_node
         ids_NK = torch.cat([part for part in sets if len(part)] or sets)
         if not len(ids_NK):
-            return None
+            return None, "nothing was sampled"
         ratio = max(1, round(cluster.bw_near / cluster.bw_far))
         new_E = place(
             ids_NK,
@@ -135,11 +136,11 @@ class ExpertPlacement:
             placement_quality(ids_NK, main_E, ranks=cluster.ranks, ranks_per_node=per_node).rows
             for main_E in (old_E, new_E)
         )
-        logger.info(
-            f"Layer {number}: {rows:.2f} rows a token, {fewer:.2f} if {int((new_E != old_E).sum())}"
-            f" experts move; modelled saving {saving:.3g} s, move {cost:.3g} s"
+        moves = saving > cost
+        return new_E if moves else None, (
+            f"{rows:.2f} rows a token, {fewer:.2f} if {int((new_E != old_E).sum())} experts move; "
+            f"modelled saving {saving:.3g} s, cost {cost:.3g} s: they {'move' if moves else 'stay'}"
         )
-        return new_E if saving > cost else None
 
     def move(self, mains: dict[int, Tensor]) -> None:
         """Give each named layer its placement (E,): rows and optimizer state travel."""

@@ -5,8 +5,10 @@ import os
 import platform
 import shutil
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import topoep_kernels
 import torch
 import torch.distributed as dist
 from topoep_kernels.library import cpu_library
@@ -25,7 +27,8 @@ def machine_report() -> dict[str, Any]:
         "nvlink_domains": nvlink_domains(),
         "checks": {
             "kernels: CPU library": _cpu_library(),
-            "kernels: CUDA compiler": _compiler(),
+            "kernels: CUDA library": _device_library("libtopoep_cuda.so", "nvcc"),
+            "kernels: GIN library": _device_library("libtopoep_gin.so", "nvcc and NCCL's headers"),
             "network: NCCL": _nccl(),
             "transport: collective": _check(dist.is_available(), "torch.distributed is not built"),
             "transport: symm_mem": _transport("symm_mem"),
@@ -80,9 +83,13 @@ def _cpu_library() -> dict[str, Any]:
         return _check(False, f"{error}; planners then run in Python")
 
 
-def _compiler() -> dict[str, Any]:
-    nvcc = shutil.which("nvcc")
-    return _check(nvcc is not None, "nvcc is not on PATH: no CUDA kernels are built here", nvcc)
+def _device_library(name: str, needs: str) -> dict[str, Any]:
+    for folder in topoep_kernels.__path__:
+        if (Path(folder) / name).exists():
+            return _check(True, "", str(Path(folder) / name))
+    if shutil.which("nvcc") is None:
+        return _check(False, f"not built: it needs {needs}, and nvcc is not on PATH")
+    return _check(False, f"not built: with {needs}, `pip install -e .` builds it")
 
 
 def _nccl() -> dict[str, Any]:

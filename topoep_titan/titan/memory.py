@@ -29,6 +29,7 @@ from torchtitan.distributed.utils import init_fake_mode, set_spmd_backend
 from torchtitan.tools import utils
 
 from topoep_titan.execution.buffers import buffer_bytes
+from topoep_titan.execution.one_sided import LIBRARIES  # of the one-sided transports
 from topoep_titan.titan.activations import (
     backward_bytes_of_layer,
     is_moe,
@@ -139,10 +140,9 @@ def _modules_of_ranks(config: TopoEPTrainer.Config, nproc: int) -> list[list[str
         model = config.model.build_spec(config.base).model
         metadata = _get_pipeline_metadata(dims, config.parallelism, model)
         stages = _generate_llm_fqn_per_model_part(*metadata)
-    folded = config.parallelism.pipeline_parallel_schedule in ("ZBVZeroBubble", "DualPipeV")
     modules = [[] for _ in range(ranks)]
     for i, names in enumerate(stages):
-        modules[2 * ranks - 1 - i if folded and i >= ranks else i % ranks] += names
+        modules[i % ranks] += names  # interleaved schedules go round
     return modules
 
 
@@ -153,7 +153,7 @@ def _rank_memory(
     kept = sum(p.kept for block in blocks.values() for p in block) * _size(training.dtype)
     layers = [int(name.removeprefix("layers.")) for name in blocks if name.startswith("layers.")]
     tokens = _tokens(config)
-    balancing, expert_gradients = _balancing(config) if any_moe(config, layers) else (0, 0)
+    balancing, expert_gradients = _balancing(config) if _has_moe(config, layers) else (0, 0)
     return RankMemory(
         parameters=kept,
         gradients=kept,
@@ -161,15 +161,17 @@ def _rank_memory(
         gathered=_gathered(config, blocks),
         balancing=balancing,
         activations=_activations(config, rank, layers, tokens, element) + expert_gradients,
-        logits=tokens
-        * logits_bytes(config.model.vocab_size, element)
-        // (config.parallelism.tensor_parallel_degree if "lm_head" in blocks else 1)
-        * ("lm_head" in blocks),
+        logits=_logits(config, tokens, element) if "lm_head" in blocks else 0,
     )
 
 
-def any_moe(config: TopoEPTrainer.Config, layers: list[int]) -> bool:
+def _has_moe(config: TopoEPTrainer.Config, layers: list[int]) -> bool:
     return any(is_moe(config.model, layer) for layer in layers)
+
+
+def _logits(config: TopoEPTrainer.Config, tokens: int, element: int) -> int:
+    every = tokens * logits_bytes(config.model.vocab_size, element)
+    return every // config.parallelism.tensor_parallel_degree  # the head is split by vocabulary
 
 
 def _gathered(config: TopoEPTrainer.Config, blocks: dict[str, list[_Parameter]]) -> int:
@@ -199,7 +201,8 @@ def _balancing(config: TopoEPTrainer.Config) -> tuple[int, int]:
         experts=model.num_experts,
         ranks=ranks,
         replica_slots=slots,
-        mains=config.training.mixed_precision_param != topoep.expert_dtype,
+        mains=topoep.transport in LIBRARIES
+        or config.training.mixed_precision_param != topoep.expert_dtype,
     )
     return buffers, (model.num_experts // ranks + slots) * elements * 4
 
@@ -233,7 +236,7 @@ def _in_flight(config: TopoEPTrainer.Config, rank: int) -> int:
     if ranks == 1:
         return 1
     microbatches = config.training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
-    one_forward_one_backward = parallelism.pipeline_parallel_schedule == "1F1B"
+    one_forward_one_backward = parallelism.pipeline_parallel_schedule.lower() == "1f1b"
     return min(microbatches, ranks - rank) if one_forward_one_backward else microbatches
 
 

@@ -93,6 +93,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
         engine = _ENGINES.get(key)
         if engine is None:
             engine = _ENGINES[key] = self._make_engine()
+        self.shared_engine = engine  # alive for other layers after this one adopts a copy
         return engine
 
     @property

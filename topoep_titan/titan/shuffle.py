@@ -9,7 +9,7 @@ byte more. Only the residual rows follow by an exchange of their own, since addi
 reduction would round them once more in every layer.
 
 The order of layer l follows from the experts that its tokens chose in the up to three layers
-before. All ranks of the TP group see those ids (2*K bytes a token, against 2*D of a row) and
+before. All ranks of the TP group see those ids (4*K bytes a token, against 2*D of a row) and
 derive the same order. Letters: B batch, L sequence, T = B*L tokens of the TP group, D width, K
 top-k, P TP ranks.
 """
@@ -68,7 +68,7 @@ class TokenShuffle:
     def __init__(self, blocks: dict[int, "ShuffledBlock"], group: dist.ProcessGroup, size: int):
         """``size``: tokens that this TP group samples for the predictors, in all layers alike."""
         self.group = group
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.ranks = dist.get_world_size(group)
         self.layers = {number: block.moe.routed_experts for number, block in blocks.items()}
         self.last = max(blocks)
         self.predictors: dict[int, Predictor] = {}
@@ -104,6 +104,7 @@ class TokenShuffle:
         """What the layer's router chose for the tokens that lie here."""
         if _recomputing():
             return
+        ids_BLK = ids_BLK.to(torch.int32)  # NCCL has no int16
         shards = [torch.empty_like(ids_BLK) for _ in range(self.ranks)]
         dist.all_gather(shards, ids_BLK.contiguous(), group=self.group)
         ids_BLK = torch.cat(shards, dim=1)
@@ -176,41 +177,38 @@ class TokenShuffle:
             for layer in sorted(self.layers)[1:]:
                 self._install(layer, mine["tables"][str(layer)].clone())
 
-    def follow(self, x_BLD: Tensor, before: Order | None, after: Order | None) -> Tensor:
-        """This rank's residual rows in one order, exchanged into another."""
-        if before is after:
-            return x_BLD
-        batch, shard, _ = x_BLD.shape
-        canonical = Order.of(
-            torch.arange(shard * self.ranks, device=x_BLD.device)
-            .div(shard, rounding_mode="floor")
-            .repeat(batch),
-            batch,
-            self.ranks,
-        )
-        before, after = before or canonical, after or canonical
 
-        def rank_of(order: Order) -> Tensor:
-            return order.place_T % (shard * self.ranks) // shard  # by canonical position
+def follow(
+    x_BLD: Tensor, before: Order | None, after: Order | None, group: dist.ProcessGroup
+) -> Tensor:
+    """This rank's residual rows in one order, exchanged over the TP group into another."""
+    if before is after:
+        return x_BLD
+    batch, shard, _ = x_BLD.shape
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    canonical_T = torch.arange(ranks, device=x_BLD.device).repeat_interleave(shard).repeat(batch)
+    canonical = Order.of(canonical_T, batch, ranks)
+    before, after = before or canonical, after or canonical
 
-        def mine(order: Order) -> Tensor:
-            """Canonical positions of this rank's places, in order."""
-            places = order.source_T.view(batch, self.ranks, shard)
-            return places[:, self.rank].flatten()
+    def rank_of(order: Order) -> Tensor:
+        return order.place_T % (shard * ranks) // shard  # by canonical position
 
-        here, there = mine(before), mine(after)
-        to_N, from_N = rank_of(after)[here], rank_of(before)[there]
-        # Both sides of a pair of ranks list its common tokens by canonical position.
-        tokens = len(after.place_T)
-        send_N, receive_N = (
-            torch.argsort(to_N * tokens + here),
-            torch.argsort(from_N * tokens + there),
-        )
-        splits = torch.stack([torch.bincount(n, minlength=self.ranks) for n in (to_N, from_N)])
-        sent, received = splits.tolist()
-        rows = x_BLD.flatten(0, 1)[send_N]
-        arrived = _Exchange.apply(rows, sent, received, self.group)
-        return arrived[torch.argsort(receive_N)].view(x_BLD.shape)
+    def mine(order: Order) -> Tensor:
+        """Canonical positions of this rank's places, in order."""
+        return order.source_T.view(batch, ranks, shard)[:, rank].flatten()
+
+    here_N, there_N = mine(before), mine(after)
+    to_N, from_N = rank_of(after)[here_N], rank_of(before)[there_N]
+    # Both sides of a pair of ranks list its common tokens by canonical position.
+    tokens = len(canonical_T)
+    send_N, receive_N = (
+        torch.argsort(to_N * tokens + here_N),
+        torch.argsort(from_N * tokens + there_N),
+    )
+    splits = torch.stack([torch.bincount(n, minlength=ranks) for n in (to_N, from_N)])
+    sent, received = splits.tolist()
+    arrived_ND = _Exchange.apply(x_BLD.flatten(0, 1)[send_N], sent, received, group)
+    return arrived_ND[torch.argsort(receive_N)].view(x_BLD.shape)
 
 
 class _Exchange(torch.autograd.Function):
@@ -254,10 +252,10 @@ class ShuffledBlock(Qwen3TransformerBlock):
             return super().forward(x, attention_masks, positions)
         self.before, self.after = self.shuffle.orders_of(self.layer, len(x))
         attended = self.attention(self.attention_norm(x), attention_masks, positions)
-        x = self.shuffle.follow(x, self.before, self.after) + attended
+        x = follow(x, self.before, self.after, self.shuffle.group) + attended
         x = x + self.moe(self.ffn_norm(x))
         if self.layer == self.shuffle.last:  # the final norm and the loss want canonical order
-            x = self.shuffle.follow(x, self.after, None)
+            x = follow(x, self.after, None, self.shuffle.group)
         return x
 
     def _to_canonical(self, _: nn.Module, inputs: tuple[Tensor, ...]):

@@ -18,6 +18,7 @@ struct Picker {
   i64 T, K;
   bool relayed;              // dedup-node: over a relay in each node
   i64 price[kRows];
+  unsigned char level[kRows][kRows];   // order of price[here] - price[later], equal ones alike
   const i64* ids;            // [T][K]
   const i32* expert;         // [G]
   const i32* count;          // [G] of this source
@@ -29,8 +30,8 @@ struct Picker {
   i32* order;                // [E] experts with several used slots
   unsigned char *ranks, *nodes;        // [T][R], [T][M]: where each token goes
   unsigned char* row;        // [instances][T] of one expert: Row of each token and instance
-  unsigned char* later;      // [T] the cheapest Row at a later instance
-  i64 *left, *sorted;        // [T] tokens of one expert without a slot yet
+  unsigned char* regret;     // [T] level of each token of `left`
+  i64* left;                 // [T] tokens of one expert without a slot yet
 };
 
 inline void carve(Picker& p, Workspace& w) {
@@ -43,12 +44,11 @@ inline void carve(Picker& p, Workspace& w) {
   p.ranks = w.take<unsigned char>(p.T * p.R);
   p.nodes = w.take<unsigned char>(p.T * M);
   p.row = w.take<unsigned char>(p.T * p.R);
-  p.later = w.take<unsigned char>(p.T);
+  p.regret = w.take<unsigned char>(p.T);
   p.left = w.take<i64>(p.T);
-  p.sorted = w.take<i64>(p.T);
 }
 
-// Groups the assignments and the used slots by expert. False when the counts are not those of `ids`.
+// Groups assignments and used slots by expert. False when the counts are not those of `ids`.
 inline bool group(Picker& p) {
   const int G = p.R * p.per;
   std::fill(p.starts, p.starts + p.E + 1, 0);
@@ -83,7 +83,8 @@ inline bool group(Picker& p) {
   for (int x = 0; x < p.E; ++x) {
     i64 sum = 0;
     for (int i = p.first[x]; i < p.first[x + 1]; ++i) sum += p.count[p.used[i]];
-    if (sum != p.starts[x + 1] - p.starts[x] || p.first[x + 1] - p.first[x] > p.R) return false;
+    const i64 n = p.starts[x + 1] - p.starts[x];  // above T only where a token repeats an expert
+    if (sum != n || n > p.T || p.first[x + 1] - p.first[x] > p.R) return false;
   }
   return true;
 }
@@ -101,6 +102,24 @@ inline Row row_at(const Picker& p, i64 t, int slot) {
   const bool relay = r % p.g == p.rank % p.g;
   if (p.nodes[t * (p.R / p.g) + node]) return relay ? kNone : kNear;
   return relay ? kFar : kFarAndNear;
+}
+
+// Ranks all regrets: the price of a row here, less the cheapest at a later instance.
+inline void rank_regrets(Picker& p) {
+  i64 regret[kRows * kRows];
+  int n = 0;
+  for (i64 here : p.price) {
+    for (i64 later : p.price) regret[n++] = here - later;
+  }
+  std::sort(regret, regret + n);
+  const i64* end = std::unique(regret, regret + n);
+  for (int here = 0; here < kRows; ++here) {
+    for (int later = 0; later < kRows; ++later) {
+      const i64 value = p.price[here] - p.price[later];
+      const i64* at = std::lower_bound(static_cast<const i64*>(regret), end, value);
+      p.level[here][later] = (unsigned char)(at - regret);
+    }
+  }
 }
 
 // Deals expert x's tokens to its instances.
@@ -123,21 +142,7 @@ inline void deal(Picker& p, int x) {
       for (i64 k = 0; k < open; ++k) give(p.left[k]);
       return;
     }
-    // Stable by regret: price here less the cheapest later one. Few values occur.
-    i64 regrets[kRows * kRows];
-    int levels = 0;
-    for (int here = 0; here < kRows; ++here) {
-      for (int later = 0; later < kRows; ++later) regrets[levels++] = p.price[here] - p.price[later];
-    }
-    std::sort(regrets, regrets + levels);
-    levels = int(std::unique(regrets, regrets + levels) - regrets);
-    unsigned char level_of[kRows][kRows];
-    for (int here = 0; here < kRows; ++here) {
-      for (int later = 0; later < kRows; ++later) {
-        const i64 regret = p.price[here] - p.price[later];
-        level_of[here][later] = (unsigned char)(std::lower_bound(regrets, regrets + levels, regret) - regrets);
-      }
-    }
+    // A stable counting sort by regret: tokens below `takes` in that order are given a slot.
     i64 begin[kRows * kRows + 1] = {};
     for (i64 k = 0; k < open; ++k) {
       const i64 token = p.left[k];
@@ -146,15 +151,15 @@ inline void deal(Picker& p, int x) {
         const int other = p.row[o * n + token];
         if (p.price[other] < p.price[cheapest]) cheapest = other;
       }
-      p.later[k] = level_of[p.row[i * n + token]][cheapest];
-      ++begin[p.later[k] + 1];
+      p.regret[k] = p.level[p.row[i * n + token]][cheapest];
+      ++begin[p.regret[k] + 1];
     }
-    for (int level = 0; level < levels; ++level) begin[level + 1] += begin[level];
+    for (int level = 1; level <= kRows * kRows; ++level) begin[level] += begin[level - 1];
     const i64 takes = p.count[slots[i]];
     i64 kept = 0;
     for (i64 k = 0; k < open; ++k) {
       const i64 token = p.left[k];
-      if (begin[p.later[k]]++ < takes) {
+      if (begin[p.regret[k]]++ < takes) {
         give(token);
       } else {
         p.left[kept++] = token;
@@ -167,6 +172,7 @@ inline void deal(Picker& p, int x) {
 // Fills `slot`; false, with nothing of use in it, when the counts are not those of `ids`.
 inline bool pick_slots(Picker& p) {
   if (!group(p)) return false;
+  rank_regrets(p);
   const int M = p.R / p.g;
   std::fill(p.ranks, p.ranks + p.T * p.R, 0);
   std::fill(p.nodes, p.nodes + p.T * M, 0);
