@@ -21,7 +21,7 @@ help:            ## list the targets
 	@echo "  make train RECIPE=toml_configs/qwen3_debug.toml NAME=mine ARGS='--training.steps 20'"
 
 install: $(STAMP)  ## create $(VENV) and install everything into it
-$(STAMP): pyproject.toml $(wildcard kernels/CMakeLists.txt kernels/csrc/*/* kernels/include/*)
+$(STAMP): pyproject.toml $(wildcard kernels/CMakeLists.txt kernels/csrc/*/* kernels/cuda/* kernels/include/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)
@@ -67,6 +67,29 @@ bench-planner: $(STAMP)  ## quality and planning time of every planner, as a tab
 bench-exec: $(STAMP)  ## speed-ups of planners and dispatchers on an emulated cluster (root only)
 	$(BIN)/python -m recipes.bench_exec $(ARGS)
 
+bench-kernels: $(STAMP)  ## native row kernels against PyTorch expressions, as ratios
+	$(BIN)/python kernels/bench/rows.py $(ARGS)
+
+# The GPU kernels in the SIMT machine, and the native ones, under address and undefined-behaviour
+# sanitizers; leaks are Python's own.
+SANITIZED := tests/kernels/test_simt.py tests/kernels/test_row_kernels.py \
+  tests/kernels/test_transfers.py tests/planning/test_device_planners.py
+test-sanitize: $(STAMP)  ## kernel tests under ASan and UBSan
+	PATH=$(abspath $(BIN)):$$PATH cmake -S kernels -B build/sanitize -DTOPOEP_SANITIZE=ON
+	cmake --build build/sanitize
+	TOPOEP_KERNELS_LIB=build/sanitize ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest -k "not opcheck" $(SANITIZED)
+
+test-gpu: $(STAMP)  ## parity of every kernel on a GPU; racecheck and memcheck on small cases
+	$(BIN)/python -m pytest -m gpu
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; exit 1; }
+	for tool in racecheck memcheck; do compute-sanitizer --tool $$tool --error-exitcode 1 \
+	  $(BIN)/python -m pytest -m gpu -k small || exit 1; done
+
+bench-gpu: $(STAMP)  ## planner latency, row kernels and transfers on a GPU
+	$(BIN)/python kernels/bench/gpu.py $(ARGS)
+
 figures: $(STAMP)  ## the papers' figures and tables beside ours, as outputs/figures/report.html
 	$(BIN)/python -m recipes.figures $(ARGS)
 
@@ -78,5 +101,6 @@ clean:           ## remove built files (outputs/ and $(VENV) stay)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 .PHONY: help install test lint demo-data data bench-data train reproduce-qwen reproduce-glm figures
-.PHONY: reproduce-deepseek bench-planner bench-exec tensorboard clean
+.PHONY: reproduce-deepseek bench-planner bench-exec bench-kernels test-sanitize test-gpu bench-gpu
+.PHONY: tensorboard clean
 .DEFAULT_GOAL := help

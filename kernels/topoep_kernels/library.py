@@ -30,6 +30,16 @@ def cuda_library() -> ctypes.CDLL:
     return _load("libtopoep_cuda.so")
 
 
+@cache
+def is_built(device_type: str) -> bool:
+    """Whether the library for "cpu" or "cuda" is there. One that does not load raises."""
+    try:
+        cuda_library() if device_type == "cuda" else cpu_library()
+    except KernelsMissing:
+        return False
+    return True
+
+
 def _load(name: str) -> ctypes.CDLL:
     override = os.environ.get("TOPOEP_KERNELS_LIB")
     folders = [Path(folder) for folder in ([override] if override else topoep_kernels.__path__)]

@@ -5,6 +5,7 @@ Letters: N elements, B buckets, S source rows, T tokens, K choices, G slots, A a
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -32,14 +33,11 @@ def gather(source_SD: Tensor, index_N: Tensor) -> Tensor:
 def combine(
     rows_ND: Tensor, order_N: Tensor, offset_S: Tensor, weight_N: Tensor | None = None
 ) -> Tensor:
-    """Sums in fp32 (float64 for float64) one row after the other, rounded once."""
-    wide = torch.promote_types(rows_ND.dtype, torch.float32)
-    out_SD = torch.zeros(len(offset_S) - 1, rows_ND.shape[1], dtype=wide, device=rows_ND.device)
-    for s, (begin, end) in enumerate(zip(offset_S[:-1].tolist(), offset_S[1:].tolist())):
-        for n in order_N[begin:end].tolist():
-            row_D = rows_ND[n].to(wide)
-            out_SD[s] += row_D if weight_N is None else weight_N[n] * row_D
-    return out_SD.to(rows_ND.dtype)
+    wide_ND = rows_ND.to(torch.promote_types(rows_ND.dtype, torch.float32))  # rounded once, at last
+    if weight_N is not None:
+        wide_ND = wide_ND * weight_N.unsqueeze(1)
+    sums_SD = F.embedding_bag(order_N, wide_ND, offset_S, mode="sum", include_last_offset=True)
+    return sums_SD.to(rows_ND.dtype)
 
 
 def dedup(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from topoep_kernels import planners
 
-from tests.kernels.simt_machine import SCHEDULES, schedule
+from tests.kernels.simt_machine import SCHEDULES, counters, schedule
 from tests.native_library import build_or_skip
 from tests.planning.test_native import a_cell
 from topoep_titan.cluster import Cluster, ModelDims
@@ -84,3 +84,12 @@ def test_published_sizes_too(name, ranks, experts, per_node, width):
     assert (expected.num_replicas > 0) == (width == 768 or per_node > 1)
     assert torch.equal(plan.expert_G, expected.expert_G)
     assert torch.equal(plan.assignments_RG, expected.assignments_RG)
+
+
+@pytest.mark.parametrize(("shape", "steps"), [((32, 640, 8), 480), ((128, 1024, 8), 1100)])
+def test_serial_steps_of_refinement_stay_within_budget(shape, steps):
+    """Collectives and barriers of the busiest block, one after the other: what its latency is made
+    of. A load without stage 1 replicas makes the most moves."""
+    load_RE, cell = skewed(*shape, 20_000)
+    assert device_topoep(load_RE, **cell).num_replicas > 40
+    assert 0 < counters()["longest"] <= steps

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from topoep_titan.execution.hops import Hop, Route, Take
+from topoep_titan.execution.row_kernels import kernels_for
 from topoep_titan.execution.transport import Parcel, Transport, to_host
 from topoep_titan.planning.plan import Plan
 
@@ -51,12 +52,14 @@ def _alltoall_chunks(
     device, top_k = slot_TK.device, slot_TK.shape[1]
     counts_RG = plan.assignments_RG.long()
     parts_RG = [counts_RG] if chunks == 1 else [(counts_RG + 1) // 2, counts_RG // 2]
-    slot_N, order_N = torch.sort(slot_TK.reshape(-1), stable=True)
+    kernels = kernels_for(device)
+    order_N, _ = kernels.bucket(slot_TK.reshape(-1), counts_RG.shape[1])
     if chunks == 2:
         own_G = counts_RG[transport.rank].to(device)
+        slot_N = slot_TK.reshape(-1)[order_N]
         position_N = torch.arange(slot_N.numel(), device=device) - (own_G.cumsum(0) - own_G)[slot_N]
         second_N = position_N >= parts_RG[0][transport.rank].to(device)[slot_N]
-        order_N = order_N[torch.argsort(second_N.to(torch.int8), stable=True)]
+        order_N = order_N[kernels.bucket(second_N.long(), 2)[0]]
 
     calls, begin = [], 0
     for part_RG in parts_RG:
@@ -71,7 +74,7 @@ def _alltoall_chunks(
             arriving_RP.reshape(-1).to(device),
             output_size=sum(receive),
         )
-        arrival_M = torch.argsort(slot_M, stable=True)  # (source, slot) to (slot, source)
+        arrival_M, _ = kernels.bucket(slot_M, slots)  # (source, slot) to (slot, source)
         hop = Hop(Take(order_A // top_k, len(slot_TK)), send, receive, order_A, send, receive)
         route = Route(
             hops=(hop,),
@@ -166,7 +169,8 @@ def _dedup_dispatch(
         taken.append(hop)
     # The first hop's assignments are counted from the chunk's first so far.
     taken[0] = replace(taken[0], order_A=taken[0].order_A + first)
-    order_M = torch.argsort(station.slot_A, stable=True)
+    first_slot = transport.rank * slots
+    order_M, _ = kernels_for(x_TD.device).bucket(station.slot_A - first_slot, slots)
     expand = Take(station.row_A[order_M], len(station.rows_ND))
     route = Route(tuple(taken), expand, order_M, rows_P)
     return route, station.rows_ND, station.score_A[order_M]
@@ -174,18 +178,14 @@ def _dedup_dispatch(
 
 def _counts(slot_TK: Tensor, ranks: int, slots: int, per_node: int) -> Tensor:
     """int64 (G + R + m,): assignments to each slot, rows to each rank, rows to each node."""
-    rank_TK = slot_TK // slots
-    parts = [_count(slot_TK.reshape(-1), ranks * slots)]
-    for place_TK, places in ((rank_TK, ranks), (rank_TK // per_node, ranks // per_node)):
-        hit_TX = torch.zeros(len(slot_TK), places, dtype=torch.int64, device=slot_TK.device)
-        parts.append(hit_TX.scatter_(1, place_TK, 1).sum(0))
-    return torch.cat(parts)
-
-
-def _count(index_N: Tensor, size: int) -> Tensor:
-    """As bincount, which would wait for the device to learn its size."""
-    zeros = torch.zeros(size, dtype=torch.int64, device=index_N.device)
-    return zeros.scatter_add_(0, index_N, torch.ones_like(index_N))
+    kernels = kernels_for(slot_TK.device)
+    return torch.cat(
+        [
+            kernels.bucket(slot_TK.reshape(-1), ranks * slots)[1].diff(),
+            kernels.count_rows(slot_TK, ranks, slots),
+            kernels.count_rows(slot_TK, ranks // per_node, slots * per_node),
+        ]
+    )
 
 
 def _splits(
@@ -241,12 +241,9 @@ def _dedup_hop(
 ) -> tuple[Hop, _Station]:
     """Send each row once to every rank that one of its assignments goes to."""
     device = rank_A.device
-    key_A, order_A = torch.sort(rank_A * len(station.rows_ND) + station.row_A, stable=True)
-    new_A = torch.ones_like(key_A)
-    new_A[1:] = key_A[1:] != key_A[:-1]
-    pair_A = new_A.cumsum(0) - 1  # the row that serves each assignment, counted over all ranks
-    index_N = torch.empty(sum(splits.send), dtype=torch.int64, device=device)
-    index_N[pair_A] = station.row_A[order_A]  # repeated writes are alike
+    order_A, pair_A, index_N = kernels_for(device).dedup(
+        rank_A, station.row_A, transport.ranks, sum(splits.send)
+    )
     hop = Hop(
         Take(index_N, len(station.rows_ND)), splits.send, splits.receive,
         order_A, splits.send_A, splits.receive_A,

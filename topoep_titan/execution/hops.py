@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from topoep_titan.execution.row_kernels import kernels_for
 from topoep_titan.execution.transport import Parcel, Transport
 
 
@@ -29,19 +30,19 @@ class Take:
     size: int  # S
 
     def rows(self, source_SD: Tensor) -> Tensor:
-        return source_SD[self.index_N]
+        return kernels_for(source_SD.device).gather(source_SD, self.index_N)
 
     def sums(self, rows_ND: Tensor) -> Tensor:
         """(S, D): the rows taken from each source row, added in ascending position."""
         order_N, offset_S = self._bags
+        if rows_ND.is_cuda:
+            return kernels_for(rows_ND.device).combine(rows_ND, order_N, offset_S)
         return F.embedding_bag(order_N, rows_ND, offset_S, mode="sum", include_last_offset=True)
 
     @cached_property
     def _bags(self) -> tuple[Tensor, Tensor]:
         """Positions grouped by source row, and where each group begins (S + 1)."""
-        sorted_N, order_N = torch.sort(self.index_N, stable=True)
-        boundary_S = torch.arange(self.size + 1, device=self.index_N.device)
-        return order_N, torch.searchsorted(sorted_N, boundary_S)
+        return kernels_for(self.index_N.device).bucket(self.index_N, self.size)
 
 
 @dataclass(frozen=True)

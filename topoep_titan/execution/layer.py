@@ -19,8 +19,9 @@ from topoep_titan.execution.dispatchers import plan_chunks
 from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
+from topoep_titan.execution.row_kernels import kernels_for
 from topoep_titan.execution.transport import Transport
-from topoep_titan.planning.plan import Plan, RowPlanner, check_plan, check_slots, cut_assignments
+from topoep_titan.planning.plan import Plan, RowPlanner, check_plan, check_slots
 
 
 class PlanMismatchError(RuntimeError):
@@ -118,8 +119,11 @@ def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor
         started = time.perf_counter()
         plan = planner(load_RE)
         seconds = time.perf_counter() - started
-        on_device = Plan(plan.expert_G.to(device), plan.assignments_RG.to(device))
-        return plan, cut_assignments(on_device, ids_TK, transport.rank), seconds
+        split_G = plan.assignments_RG[transport.rank].to(device)
+        slot_TK = kernels_for(device).assign(
+            ids_TK, plan.expert_G.to(device), split_G, load_RE.shape[1]
+        )
+        return plan, slot_TK, seconds
     transport.host_syncs += 2 * ids_TK.is_cuda
     ids_TK = ids_TK.cpu()
     started = time.perf_counter()

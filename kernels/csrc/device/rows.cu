@@ -34,7 +34,7 @@ KERNEL histogram_kernel(const Key* key, i64 N, i64 B, i32* count) {
 }
 
 // Exclusive prefix sum of one value a thread over the block; `total` gets the sum. `scratch` has 33
-// entries. Two barriers before it is read again.
+// entries.
 __device__ __forceinline__ i64 block_prefix(i64 value, i64* scratch, i64& total) {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 upto = device::warp_prefix_sum(value);
@@ -49,7 +49,7 @@ __device__ __forceinline__ i64 block_prefix(i64 value, i64* scratch, i64& total)
   __syncthreads();
   total = scratch[32];
   const i64 result = scratch[warp] + upto - value;
-  __syncthreads();
+  __syncwarp(kAllLanes);  // the next call writes only the own warp's entry before its barrier
   return result;
 }
 
@@ -85,7 +85,7 @@ __device__ __forceinline__ i64 rank_in_order(const Key* key, i64 n, bool valid, 
   const i64 at = valid ? cursor[bucket] + __popc(below) : 0;
   __syncwarp(kAllLanes);
   if (valid && !below) cursor[bucket] += __popc(alike);
-  __syncwarp(kAllLanes);
+  __syncwarp(kAllLanes);  // a match alone does not order memory
   return at;
 }
 

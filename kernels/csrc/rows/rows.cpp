@@ -13,7 +13,14 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 using u16 = std::uint16_t;
 
-constexpr i64 kStrip = 1024;  // columns summed at a time: their sums stay in the L1 cache
+constexpr i64 kStrip = 64;  // columns summed at a time
+
+inline float widen(u16 bits) {  // bfloat16
+  const std::uint32_t word = std::uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
 
 // A loop compiled for several instruction sets; the loader picks one. Without contraction all give
 // the same bits.
@@ -24,56 +31,61 @@ constexpr i64 kStrip = 1024;  // columns summed at a time: their sums stay in th
 #endif
 
 
-CLONES void add(float* sum, const float* row, float weight, i64 n) {
-  for (i64 i = 0; i < n; ++i) sum[i] += weight * row[i];
+inline float widen(float value) { return value; }
+inline double widen(double value) { return value; }
+inline void narrow(float value, float& out) { out = value; }
+inline void narrow(double value, double& out) { out = value; }
+inline void narrow(float value, u16& out) {  // to nearest, ties to even; NaN stays NaN
+  std::uint32_t word;
+  std::memcpy(&word, &value, sizeof word);
+  const std::uint32_t rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
+  out = u16((word & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-CLONES void add(double* sum, const double* row, double weight, i64 n) {
-  for (i64 i = 0; i < n; ++i) sum[i] += weight * row[i];
-}
-
-CLONES void add(float* sum, const u16* row, float weight, i64 n) {
-  for (i64 i = 0; i < n; ++i) {
-    const std::uint32_t word = std::uint32_t(row[i]) << 16;
-    float value;
-    std::memcpy(&value, &word, sizeof value);
-    sum[i] += weight * value;
+// Sums of one source row, a strip of columns at a time: its sums stay in registers while the rows
+// pass. Two strips on, each row is on its way: rows lie anywhere, which no processor foresees.
+#define SUM_BAG(Element, Sum)                                                                     \
+  CLONES void sum_bag(const Element* rows, const i64* order, i64 count, const Sum* weight, i64 D, \
+                      Element* out) {                                                             \
+    i64 d = 0;                                                                                    \
+    for (; d + kStrip <= D; d += kStrip) {                                                        \
+      Sum sum[kStrip] = {};                                                                       \
+      for (i64 i = 0; i < count; ++i) {                                                           \
+        const Element* row = rows + order[i] * D + d;                                             \
+        const Sum factor = weight ? weight[order[i]] : Sum(1);                                    \
+        for (i64 line = 0; line < kStrip; line += 64 / i64(sizeof(Element))) {                    \
+          __builtin_prefetch(row + 2 * kStrip + line);                                            \
+        }                                                                                         \
+        for (i64 k = 0; k < kStrip; ++k) sum[k] += factor * widen(row[k]);                        \
+      }                                                                                           \
+      for (i64 k = 0; k < kStrip; ++k) narrow(sum[k], out[d + k]);                                \
+    }                                                                                             \
+    for (; d < D; ++d) {                                                                          \
+      Sum sum = 0;                                                                                \
+      for (i64 i = 0; i < count; ++i) {                                                           \
+        sum += (weight ? weight[order[i]] : Sum(1)) * widen(rows[order[i] * D + d]);              \
+      }                                                                                           \
+      narrow(sum, out[d]);                                                                        \
+    }                                                                                             \
   }
-}
-
-void store(float* out, const float* sum, i64 n) { std::memcpy(out, sum, n * sizeof(float)); }
-void store(double* out, const double* sum, i64 n) { std::memcpy(out, sum, n * sizeof(double)); }
-
-CLONES void store(u16* out, const float* sum, i64 n) {  // to nearest, ties to even; NaN stays NaN
-  for (i64 i = 0; i < n; ++i) {
-    std::uint32_t word;
-    std::memcpy(&word, &sum[i], sizeof word);
-    const std::uint32_t rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
-    out[i] = u16((word & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-  }
-}
+SUM_BAG(float, float)
+SUM_BAG(u16, float)
+SUM_BAG(double, double)
+#undef SUM_BAG
 
 template <class Element, class Sum>
 int sum_rows(const Element* rows, const i64* order, const i64* offset, const Sum* weight, i64 N,
              i64 S, i64 D, Element* out) {
-  Sum sum[kStrip];
-  for (i64 s = 0; s < S; ++s) {
+  for (i64 s = 0; s < S; ++s, out += D) {
     const i64 begin = offset[s], end = offset[s + 1];
     if (begin < 0 || begin > end || end > N) return 1;
     for (i64 i = begin; i < end; ++i) {
       if (order[i] < 0 || order[i] >= N) return 1;
     }
-    for (i64 d = 0; d < D; d += kStrip) {
-      const i64 n = D - d < kStrip ? D - d : kStrip;
-      if (end - begin == 1 && !weight) {  // most source rows have one: nothing to add
-        std::memcpy(out + s * D + d, rows + order[begin] * D + d, n * sizeof(Element));
-        continue;
-      }
-      std::memset(sum, 0, n * sizeof(Sum));
-      for (i64 i = begin; i < end; ++i) {
-        add(sum, rows + order[i] * D + d, weight ? weight[order[i]] : Sum(1), n);
-      }
-      store(out + s * D + d, sum, n);
+    if (end - begin == 1 && !weight) {  // nothing to add
+      std::memcpy(out, rows + order[begin] * D, D * sizeof(Element));
+    } else {
+      sum_bag(rows, order + begin, end - begin, weight, D, out);
     }
   }
   return 0;
