@@ -11,7 +11,7 @@ from typing import Any
 import topoep_kernels
 import torch
 import torch.distributed as dist
-from topoep_kernels.library import cpu_library
+from topoep_kernels.library import BUILD_COMMAND, cpu_library
 
 from topoep_titan.execution.one_sided import missing_for
 from topoep_titan.titan.float8 import float8_missing, has_float8_matmuls
@@ -89,7 +89,7 @@ def _device_library(name: str, needs: str) -> dict[str, Any]:
             return _check(True, "", str(Path(folder) / name))
     if shutil.which("nvcc") is None:
         return _check(False, f"not built: it needs {needs}, and nvcc is not on PATH")
-    return _check(False, f"not built: with {needs}, `pip install -e .` builds it")
+    return _check(False, f"not built: with {needs}, `{BUILD_COMMAND}` builds it")
 
 
 def _nccl() -> dict[str, Any]:
