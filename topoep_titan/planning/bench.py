@@ -69,7 +69,8 @@ CELLS = {
 }
 TINY_CELLS = tuple(name for name in CELLS if name.startswith("tiny-"))  # added by --bounds
 TIME_CELLS = tuple(name for name in CELLS if name.startswith("time-"))  # compiled, skew -2 only
-WIDE_CELLS = ("e640-8x8", "e640-16x8", "e640-2x32", "e576-2x72")  # minutes: only when named
+# Only when named; their bounds, which take minutes, only with --bounds.
+WIDE_CELLS = ("e640-8x8", "e640-16x8", "e640-2x32", "e576-2x72")
 DEFAULT_CELLS = tuple(name for name in CELLS if name not in (*TINY_CELLS, *WIDE_CELLS))
 WORKLOADS = [*(("skew", router_skew) for router_skew in ROUTER_SKEWS), ("zipf", None)]
 
@@ -122,8 +123,8 @@ def bench_rows(
     ``cluster`` gives the rates; its size follows the cell. ``bound_us`` is the relaxed bound, or
     the MILP's where ``with_milp`` and the cell is small enough; ``best_us`` the best solution that
     the MILP's search found, else None. Both are None for the published forms, which they do not
-    cover. ``fastest`` leaves out the Python specification of a planner that is compiled. Raises
-    InputError for an unknown cell or planner.
+    cover, and for wide cells without ``with_milp``. ``fastest`` leaves out the Python specification
+    of a planner that is compiled. Raises InputError for an unknown cell or planner.
     """
     everyone = contestants(balance_weights)
     chosen = [c for c in everyone if planners is None or c.planner in planners]
@@ -147,7 +148,10 @@ def bench_rows(
                         "model_dims": ModelDims(cell.hidden, cell.moe_intermediate),
                         "replica_slots": replica_slots,
                     }
-                    bounds = _bounds(load_RE, problem, with_milp)
+                    if name in WIDE_CELLS and not with_milp:
+                        bounds = {"bound_us": None, "best_us": None}
+                    else:
+                        bounds = _bounds(load_RE, problem, with_milp)
                     for contestant in planning:
                         yield {
                             "planner": contestant.planner,
