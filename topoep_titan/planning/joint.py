@@ -91,7 +91,7 @@ TABLE = (
     Recipe(copies=12, share=8, whole=1, select_far=0, fill_far=0),
 )
 BALANCE_WEIGHT = 60
-ROUNDS = 120
+ROUNDS = 240
 RELIEVED = 768  # starts that are relieved, times ranks squared: a start costs about that
 
 
