@@ -40,19 +40,27 @@ def is_built(device_type: str) -> bool:
     return True
 
 
-def _load(name: str) -> ctypes.CDLL:
+def find(name: str) -> Path | None:
+    """The library's file, if it is there."""
+    return next((folder / name for folder in _folders() if (folder / name).exists()), None)
+
+
+def _folders() -> list[Path]:
     override = os.environ.get("TOPOEP_KERNELS_LIB")
-    folders = [Path(folder) for folder in ([override] if override else topoep_kernels.__path__)]
-    for folder in folders:
-        if (folder / name).exists():
-            try:
-                return ctypes.CDLL(str(folder / name))
-            except OSError as error:
-                raise ImportError(
-                    f"{folder / name} cannot be loaded ({error}); build it again: {BUILD_COMMAND}"
-                ) from None
-    searched = ", ".join(str(folder) for folder in folders)
-    raise KernelsMissing(
-        f"{name} is not in {searched}; build it with `pip install -e .` or `{BUILD_COMMAND}`, "
-        "or name the folder that holds it in TOPOEP_KERNELS_LIB"
-    )
+    return [Path(folder) for folder in ([override] if override else topoep_kernels.__path__)]
+
+
+def _load(name: str) -> ctypes.CDLL:
+    path = find(name)
+    if path is None:
+        searched = ", ".join(map(str, _folders()))
+        raise KernelsMissing(
+            f"{name} is not in {searched}; build it with `pip install -e .` or "
+            f"`{BUILD_COMMAND}`, or name the folder that holds it in TOPOEP_KERNELS_LIB"
+        )
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"{path} cannot be loaded ({error}); build it again: {BUILD_COMMAND}"
+        ) from None

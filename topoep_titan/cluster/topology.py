@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli
 
@@ -74,19 +75,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
     Raises InputError for an unknown name, an unreadable file, and missing or unknown keys.
     """
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = CLUSTER_FOLDER / f"{name_or_path}.toml"
-    try:
-        table = tomli.loads(path.read_text())
-    except OSError as error:
-        known = ", ".join(sorted(p.stem for p in CLUSTER_FOLDER.glob("*.toml")))
-        raise InputError(
-            f"cluster {str(name_or_path)!r} cannot be read ({error.strerror}); "
-            f"give a .toml file or one of: {known}"
-        ) from None
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cluster file {path}: {error}") from None
+    path, table = read_named_toml("cluster", name_or_path, CLUSTER_FOLDER)
     fields = {field.name for field in dataclasses.fields(Cluster)}
     for word, keys in (("unknown", table.keys() - fields), ("missing", fields - table.keys())):
         if keys:
@@ -102,3 +91,25 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
                 f"cluster file {path}: {field.name} is {value!r}; expected {expected.__name__}"
             )
     return Cluster(**table)
+
+
+def read_named_toml(
+    kind: str, name_or_path: str | Path, folder: Path
+) -> tuple[Path, dict[str, Any]]:
+    """``folder/<name>.toml``, or the file at a path that ends in .toml, and what it holds.
+
+    Raises InputError, with the names that ``folder`` has, when it cannot be read as TOML.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = folder / f"{name_or_path}.toml"
+    try:
+        return path, tomli.loads(path.read_text())
+    except OSError as error:
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.toml")))
+        raise InputError(
+            f"{kind} {str(name_or_path)!r} cannot be read ({error.strerror}); "
+            f"give a .toml file or one of: {known}"
+        ) from None
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{kind} file {path}: {error}") from None

@@ -59,6 +59,7 @@ class LayerRecord:
 
     load_RE: Tensor
     plan: Plan
+    main_E: Tensor  # as the plan was made; experts may move later
     plan_seconds: float
     rows_RX: Tensor | None  # rows of each rank to each rank and node, where they are deduplicated
 
@@ -109,7 +110,7 @@ def run_layer(
         buffers=engine.buffers,
     )
     out_TD = routed_experts(x_TD, scores_TK, weights, call)
-    return out_TD, LayerRecord(load_RE, plan, plan_seconds, rows_RX)
+    return out_TD, LayerRecord(load_RE, plan, engine.main_E, plan_seconds, rows_RX)
 
 
 def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor, float]:

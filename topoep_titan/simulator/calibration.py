@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli
-
+from topoep_titan.cluster.topology import read_named_toml
 from topoep_titan.errors import InputError
 from topoep_titan.simulator.layer import Backend
 
@@ -39,19 +38,7 @@ def backends(calibration: str | Path | None = None) -> Backends:
 
 
 def _read(name_or_path: str | Path) -> dict[str, dict[str, Any]]:
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = CALIBRATION_FOLDER / f"{name_or_path}.toml"
-    try:
-        table = tomli.loads(path.read_text())
-    except OSError as error:
-        known = ", ".join(sorted(p.stem for p in CALIBRATION_FOLDER.glob("*.toml")))
-        raise InputError(
-            f"calibration {str(name_or_path)!r} cannot be read ({error.strerror}); give a .toml "
-            f"file or one of: {known}"
-        ) from None
-    except tomli.TOMLDecodeError as error:
-        raise InputError(f"calibration file {path}: {error}") from None
+    path, table = read_named_toml("calibration", name_or_path, CALIBRATION_FOLDER)
     for backend, constants in table.items():
         if backend not in ("plain", "chunked") or not isinstance(constants, dict):
             raise InputError(

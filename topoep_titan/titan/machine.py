@@ -5,13 +5,11 @@ import os
 import platform
 import shutil
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import topoep_kernels
 import torch
 import torch.distributed as dist
-from topoep_kernels.library import BUILD_COMMAND, cpu_library
+from topoep_kernels.library import BUILD_COMMAND, cpu_library, find
 
 from topoep_titan.execution.one_sided import missing_for
 from topoep_titan.titan.float8 import float8_missing, has_float8_matmuls
@@ -84,9 +82,8 @@ def _cpu_library() -> dict[str, Any]:
 
 
 def _device_library(name: str, needs: str) -> dict[str, Any]:
-    for folder in topoep_kernels.__path__:
-        if (Path(folder) / name).exists():
-            return _check(True, "", str(Path(folder) / name))
+    if path := find(name):
+        return _check(True, "", str(path))
     if shutil.which("nvcc") is None:
         return _check(False, f"not built: it needs {needs}, and nvcc is not on PATH")
     return _check(False, f"not built: with {needs}, `{BUILD_COMMAND}` builds it")

@@ -200,13 +200,8 @@ class _OneCurve(TensorBoardLogger):
 
 
 def _values(module: ReplicatedRoutedExperts, record) -> torch.Tensor:
-    # As the plan has them: experts may have moved since.
-    slots_RP = record.plan.expert_G.view(module.cluster.ranks, -1)
-    mains_Re = slots_RP[:, : module.main_E.numel() // module.cluster.ranks].long()
-    main_E = torch.empty_like(module.main_E)
-    main_E[mains_Re] = torch.arange(len(mains_Re))[:, None].expand_as(mains_Re)
     quality = plan_quality(
-        record.plan, main_E=main_E, cluster=module.cluster, model_dims=module.dims,
+        record.plan, main_E=record.main_E, cluster=module.cluster, model_dims=module.dims,
         dispatcher=module.config.dispatcher, rows_RX=record.rows_RX,
     )  # fmt: skip
     values = {**vars(quality), "plan_us": record.plan_seconds * 1e6}

@@ -4,6 +4,7 @@
 // in order, and prefix sums over (bucket, chunk) say where its elements go. Atomics only count.
 // Letters: N elements, C = ceil(N / kChunk) chunks, B buckets, S source rows, T tokens, K choices,
 // A assignments, D columns. Indices are int64. Indices are trusted: a check would wait for the host.
+#include "bfloat16.h"
 #include "device.h"
 
 namespace {
@@ -168,19 +169,7 @@ KERNEL gather_kernel(const Unit* source, const i64* index, i64 N, i64 units, Uni
   }
 }
 
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-
-__device__ __forceinline__ float widen(float v) { return v; }
 __device__ __forceinline__ double widen(double v) { return v; }
-__device__ __forceinline__ float widen(Bfloat16 v) {
-  union {
-    std::uint32_t word;
-    float value;
-  } u{std::uint32_t(v.bits) << 16};
-  return u.value;
-}
 
 __device__ __forceinline__ void narrow(float v, float& out) { out = v; }
 __device__ __forceinline__ void narrow(double v, double& out) { out = v; }

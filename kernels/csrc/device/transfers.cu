@@ -12,6 +12,7 @@
 // The caller fences: before a pull all mains are written, after it none is overwritten until all
 // ranks have passed; before reduce all pushes are done. Jobs are cut into chunks of kChunk bytes,
 // chunk i to block i mod blocks: one hot expert is spread over all of them.
+#include "bfloat16.h"
 #include "bulk.h"
 
 namespace {
@@ -134,19 +135,6 @@ KERNEL transfer_kernel(Transfer t) {
 }
 
 // ---- sums of arrived gradients ------------------------------------------------------------------
-
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-
-__device__ __forceinline__ float widen(float v) { return v; }
-__device__ __forceinline__ float widen(Bfloat16 v) {
-  union {
-    std::uint32_t word;
-    float value;
-  } u{std::uint32_t(v.bits) << 16};
-  return u.value;
-}
 
 template <class Element>
 struct alignas(4 * sizeof(Element)) Four {
