@@ -119,6 +119,13 @@ T atomic_add(T* at, U value) {
   return old;
 }
 
+template <class T>
+T atomic_min(T* at, T value) {
+  const T old = *at;
+  if (value < old) *at = value;
+  return old;
+}
+
 }  // namespace simt
 
 #define SIMT_SITE (::simt::Site{__FILE__, __LINE__})
@@ -151,5 +158,6 @@ T atomic_add(T* at, U value) {
 #define __threadfence() ((void)0)
 #define __threadfence_system() ((void)0)
 #define atomicAdd(at, value) ::simt::atomic_add(at, value)
+#define atomicMin(at, value) ::simt::atomic_min(at, value)
 #define __popc(bits) __builtin_popcount(bits)
 #define __ffs(bits) __builtin_ffs(int(bits))

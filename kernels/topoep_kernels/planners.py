@@ -5,10 +5,12 @@ are checked; values cannot be without waiting for the device, and are trusted: n
 fewer than 2**31 assignments, prices as the CPU planners accept them.
 """
 
+from ctypes import c_longlong
+
 import torch
 from torch import Tensor
 
-from topoep_kernels.device import launch
+from topoep_kernels.device import launch, library_of
 
 
 def order_mains(main_E: Tensor) -> Tensor:
@@ -67,3 +69,38 @@ def check_sizes(
             "ranks_per_node must divide ranks"
         )
     return ranks, experts, replica_slots, ranks_per_node
+
+
+def plan_joint(
+    load_RE: Tensor,
+    mains_E: Tensor,
+    *,
+    replica_slots: int,
+    ranks_per_node: int,
+    token_bytes: int,
+    expert_bytes: int,
+    prices: tuple[int, int, int, int, int, int],
+    balance_weight: int,
+    table: Tensor,
+    rounds: int,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The joint planner, for nodes of at most 96 ranks; otherwise as ``plan_topoep``.
+
+    ``prices``: of one assignment, far token, near token, far copy, near copy, plan. ``table``:
+    int32 (rows, 5) on the host, the recipes of its candidates, at most 16.
+    """
+    sizes = check_sizes(load_RE, mains_E, replica_slots, ranks_per_node)
+    if table.dtype != torch.int32 or table.is_cuda or table.shape[1:] != (5,):
+        raise ValueError(f"table must be int32 (rows, 5) on the host, got {tuple(table.shape)}")
+    table = table.contiguous()
+    out = out or empty_plan(load_RE, replica_slots)
+    library = library_of(load_RE.device)
+    library.topoep_device_joint_workspace.restype = c_longlong
+    nbytes = library.topoep_device_joint_workspace(*map(c_longlong, (*sizes, len(table))))
+    workspace = load_RE.new_empty(nbytes, dtype=torch.uint8)
+    launch(
+        "plan_joint", load_RE, mains_E, *sizes, token_bytes, expert_bytes, *prices, balance_weight,
+        table.data_ptr(), len(table), rounds, workspace, *out,
+    )  # fmt: skip
+    return out

@@ -28,7 +28,7 @@ PLANNER_FN i64 promise(const Joint& j) {
     m.near = i32((m.near + std::max(in, out) / p.g) / 2);
     raise(all, m);
   }
-  return price_peaks(j, all).score;
+  return price_peaks(j.cost, all).score;
 }
 
 // Keeps the start in `trial` if it is one of the most promising so far, the earlier ones on ties.
