@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -48,7 +49,8 @@ struct Site {
   int line;
 };
 
-// What one launch did, summed over its blocks; `longest` is of the block that did most.
+// What one launch did, summed over its blocks; `longest`: the most barriers and warp collectives of a
+// block that had to follow one another.
 struct Counters {
   std::int64_t barriers, collectives, longest, bulk_copies;
 };
@@ -57,6 +59,7 @@ enum class Op { kShuffle, kBallot, kAdd, kMin, kMax, kOr, kMatch, kSync };
 
 void set_schedule(Order order, std::uint64_t seed);
 const Counters& counters();  // of this thread's last launch
+const std::vector<std::int64_t>& chains();  // `longest` of the first launches since set_schedule
 const char* error();         // of this thread's last launch, "" when it succeeded
 
 // Runs body(argument) once per thread of every block; 0, or 1 with error() set.

@@ -10,7 +10,7 @@ from ctypes import c_longlong
 import torch
 from torch import Tensor
 
-from topoep_kernels.device import launch, library_of
+from topoep_kernels.device import TOO_LARGE, launch, library_of
 
 
 def order_mains(main_E: Tensor) -> Tensor:
@@ -40,6 +40,22 @@ def plan_topoep(
     prices = (token_bytes, expert_bytes, token_far, token_near)
     launch("plan_topoep", load_RE, mains_E, *sizes, *prices, *out)
     return out
+
+
+def takes_joint(
+    device: torch.device, *, ranks: int, experts: int, replica_slots: int, ranks_per_node: int,
+    recipes: int,
+) -> bool:  # fmt: skip
+    """Whether ``plan_joint`` plans this shape on the device."""
+    sizes = (ranks, experts, replica_slots, ranks_per_node, recipes)
+    return _joint_workspace(device, *sizes) != TOO_LARGE
+
+
+def _joint_workspace(device: torch.device, *sizes: int) -> int:
+    """Bytes, or TOO_LARGE."""
+    call = library_of(device).topoep_device_joint_workspace
+    call.restype = c_longlong
+    return call(*map(c_longlong, sizes))
 
 
 def empty_plan(load_RE: Tensor, replica_slots: int) -> tuple[Tensor, Tensor]:
@@ -85,19 +101,23 @@ def plan_joint(
     rounds: int,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The joint planner, for nodes of at most 96 ranks; otherwise as ``plan_topoep``.
+    """The joint planner, for shapes that ``takes_joint``; otherwise as ``plan_topoep``.
 
     ``prices``: of one assignment, far token, near token, far copy, near copy, plan. ``table``:
-    int32 (rows, 5) on the host, the recipes of its candidates, at most 16.
+    int32 (rows, 5) on the host, the recipes of its candidates. Raises ValueError.
     """
     sizes = check_sizes(load_RE, mains_E, replica_slots, ranks_per_node)
     if table.dtype != torch.int32 or table.is_cuda or table.shape[1:] != (5,):
         raise ValueError(f"table must be int32 (rows, 5) on the host, got {tuple(table.shape)}")
     table = table.contiguous()
     out = out or empty_plan(load_RE, replica_slots)
-    library = library_of(load_RE.device)
-    library.topoep_device_joint_workspace.restype = c_longlong
-    nbytes = library.topoep_device_joint_workspace(*map(c_longlong, (*sizes, len(table))))
+    nbytes = _joint_workspace(load_RE.device, *sizes, len(table))
+    if nbytes == TOO_LARGE:
+        raise ValueError(
+            f"the device does not plan {sizes[0]} ranks, {ranks_per_node} a node, {sizes[1]} "
+            f"experts, {replica_slots} slots and {len(table)} recipes: more than 96 ranks a node, "
+            "16 recipes or a block's shared memory; plan on the host"
+        )
     workspace = load_RE.new_empty(nbytes, dtype=torch.uint8)
     launch(
         "plan_joint", load_RE, mains_E, *sizes, token_bytes, expert_bytes, *prices, balance_weight,

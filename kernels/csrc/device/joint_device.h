@@ -12,7 +12,6 @@ namespace topoep::joint_device {
 using namespace topoep::joint;
 
 constexpr int kRecipes = 16;  // most rows of the table
-constexpr int kThreads = 512;
 constexpr i64 kVoid = INT64_MAX;  // promise of a start that does not fit
 
 // In global memory: written by one launch, read by later ones.
@@ -37,11 +36,13 @@ struct Arguments {
   JointCosts cost;
   Recipe table[kRecipes];
   int rows, rounds, relieved;
+  i32 least_demand;  // of a pair worth bringing
   Tables at;
   i32 *expert_G, *assignments_RG;
 
-  // The table's rows, the published rule, empty slots. A further start: here and in joint_start.h.
-  PLANNER_FN int starts() const { return rows + 2; }
+  // The table's rows, then these: a further one is listed here and taken in joint_start_kernel.
+  enum Rule { kPublished, kEmpty, kLevelled, kRules };
+  PLANNER_FN int starts() const { return rows + kRules; }
   PLANNER_FN int replica_slots() const { return p.R * p.S; }
   PLANNER_FN i64 max_pairs() const { return 4 * i64(replica_slots()); }
   PLANNER_FN i32 demand(int d, int x) const { return at.demand[i64(d) * p.E + x]; }

@@ -13,6 +13,11 @@ using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
 #define DEVICE_FN static __device__ __forceinline__
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")  // where nvcc would not: Lanes must lie in registers
+#else
+#define UNROLL
+#endif
 
 DEVICE_FN int lane_id() { return int(threadIdx.x % 32); }
 DEVICE_FN int warp_id() { return int(threadIdx.x / 32); }

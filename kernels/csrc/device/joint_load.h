@@ -7,6 +7,19 @@
 
 namespace topoep::joint_device {
 
+// Shared memory of the block that lists the pairs.
+struct PairScratch {
+  u64* keys;  // [4*R*S, rounded up to a power of two]
+  i32* sums;  // [32] of the warps
+  i32* filled;
+};
+
+PLANNER_FN void carve_pairs(const Arguments& a, Workspace& w, PairScratch& s) {
+  s.keys = w.take<u64>(device::padded(int(a.max_pairs())));
+  s.sums = w.take<i32>(32);
+  s.filled = w.take<i32>(1);
+}
+
 // Domain d's sources: demand, the load by expert, and the ports that need no other domain. A block
 // a domain; `shared`: [E].
 DEVICE_FN void sum_domain(const Arguments& a, int d, i32* main) {
@@ -77,9 +90,9 @@ DEVICE_FN void sum_cluster(const Arguments& a) {
 
 // Larger keys come first: by demand, then lowest expert, then lowest domain; no two are equal. 0:
 // not worth bringing, because it brings less than half the price of a far copy in far assignments.
-DEVICE_FN u64 pair_key(const Arguments& a, i32 least_demand, int d, int x) {
+DEVICE_FN u64 pair_key(const Arguments& a, int d, int x) {
   const i32 demand = a.demand(d, x);
-  if (demand < least_demand || a.p.home(x) == d) return 0;
+  if (demand < a.least_demand || a.p.home(x) == d) return 0;
   return u64(demand) << 32 | (0xffffffffu - u32(x * a.p.M + d));
 }
 
@@ -92,18 +105,17 @@ DEVICE_FN i32 block_sum(i32 value, i32* shared) {
   return warp_sum(lane_id() < warps() ? shared[lane_id()] : 0);
 }
 
-// The first `room` pairs into `keys`, sorted; how many there are. `keys` [padded(room)], `shared`
-// [33]. Where there are more pairs than room, the smallest key that remains is found bit by bit.
-DEVICE_FN int sort_pairs(const Arguments& a, u64* keys, int room, i32* shared) {
+// The first pairs' keys, sorted; how many there are. Where there are more than there is room for,
+// the smallest key that remains is found bit by bit.
+DEVICE_FN int sort_pairs(const Arguments& a, PairScratch& s) {
   const Problem& p = a.p;
+  const int room = int(a.max_pairs());
   const int size = int(blockDim.x), all = p.M * p.E;
-  const i64 half_copy = a.cost.copy_far / (a.cost.token_far > 0 ? 2 * a.cost.token_far : 1);
-  const i32 least_demand = i32(half_copy < 1 ? 1 : half_copy < INT32_MAX ? half_copy : INT32_MAX);
-  const auto key_of = [&](int i) { return pair_key(a, least_demand, i % p.M, i / p.M); };
+  const auto key_of = [&](int i) { return pair_key(a, i % p.M, i / p.M); };
   const auto count_from = [&](u64 cut) {
     i32 own = 0;
     for (int i = int(threadIdx.x); i < all; i += size) own += key_of(i) >= cut;
-    return block_sum(own, shared);
+    return block_sum(own, s.sums);
   };
   u64 cut = 1;
   int count = count_from(cut);
@@ -119,27 +131,26 @@ DEVICE_FN int sort_pairs(const Arguments& a, u64* keys, int room, i32* shared) {
     }
     count = room;
   }
-  i32* filled = shared + 32;
-  if (threadIdx.x == 0) *filled = 0;
+  if (threadIdx.x == 0) *s.filled = 0;
   const int sorted = device::padded(count);
   __syncthreads();
   for (int i = int(threadIdx.x); i < all; i += size) {
     const u64 key = key_of(i);
-    if (key >= cut) keys[atomicAdd(filled, 1)] = key;  // sorted below
+    if (key >= cut) s.keys[atomicAdd(s.filled, 1)] = key;  // sorted below
   }
-  for (int i = count + int(threadIdx.x); i < sorted; i += size) keys[i] = 0;
+  for (int i = count + int(threadIdx.x); i < sorted; i += size) s.keys[i] = 0;
   __syncthreads();
-  device::block_sort_descending(keys, sorted);
+  device::block_sort_descending(s.keys, sorted);
   return count;
 }
 
-DEVICE_FN void list_pairs(const Arguments& a, u64* keys, i32* shared) {
-  const int count = sort_pairs(a, keys, int(a.max_pairs()), shared);
+DEVICE_FN void list_pairs(const Arguments& a, PairScratch& s) {
+  const int count = sort_pairs(a, s);
   for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {
-    const int id = int(0xffffffffu - u32(keys[i]));
+    const int id = int(0xffffffffu - u32(s.keys[i]));
     a.at.pair_domain[i] = id % a.p.M;
     a.at.pair_expert[i] = id / a.p.M;
-    a.at.pair_demand[i] = i32(keys[i] >> 32);
+    a.at.pair_demand[i] = i32(s.keys[i] >> 32);
   }
   if (threadIdx.x == 0) a.at.sums[1] = count;
 }

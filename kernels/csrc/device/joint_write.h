@@ -24,7 +24,7 @@ DEVICE_FN int choose_winner(const Arguments& a) {
   for (int i = 1; i < a.relieved; ++i) {
     if (a.at.relieved_score[i] < a.at.relieved_score[best]) best = i;
   }
-  const i64 none = a.at.total_price[a.starts() - 1] - a.cost.plan;
+  const i64 none = a.at.total_price[a.rows + Arguments::kEmpty] - a.cost.plan;
   return a.at.relieved_total[best] < none ? best : -1;
 }
 

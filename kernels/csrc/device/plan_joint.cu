@@ -12,10 +12,11 @@
 // two tensors. A domain has at most 96 ranks: a lane takes one, or three. Inputs are trusted.
 // Nothing of the launches depends on data, so a CUDA graph may hold them.
 #include "joint_device.h"
+#include "joint_fill.h"
 #include "joint_load.h"
 #include "joint_relief.h"
+#include "joint_rules.h"
 #include "joint_serve.h"
-#include "joint_start.h"
 #include "joint_write.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -29,29 +30,35 @@ API int topoep_device_plan_topoep(const int* load, const int* mains, long long R
 namespace topoep::joint_device {
 namespace {
 
-constexpr int kWarps = kThreads / 32;
 constexpr int kWideLanes = 3;  // ranks of a lane where a domain has more than 32
 
-KERNEL __launch_bounds__(kThreads) joint_sums_kernel(Arguments a) {
+// Without the 1, ptxas spills in order to fit two blocks into a processor.
+#define BOUNDS(threads) __launch_bounds__(threads, 1)
+
+// Threads of a block whose lanes take C ranks: so many that their registers suffice.
+template <int C>
+constexpr int kThreads = C == 1 ? 512 : 256;
+
+KERNEL BOUNDS(kThreads<1>) joint_sums_kernel(Arguments a) {
   SHARED_MEMORY(shared);
   sum_domain(a, int(blockIdx.x), reinterpret_cast<i32*>(shared));
 }
 
-KERNEL __launch_bounds__(kThreads) joint_pairs_kernel(Arguments a) {
+KERNEL BOUNDS(kThreads<1>) joint_pairs_kernel(Arguments a) {
   SHARED_MEMORY(shared);
   Workspace w(shared);
-  u64* keys = w.take<u64>(device::padded(int(a.max_pairs())));
-  i32* sums = w.take<i32>(33);
+  PairScratch scratch;
+  carve_pairs(a, w, scratch);
   sum_cluster(a);
-  list_pairs(a, keys, sums);
+  list_pairs(a, scratch);
 }
 
 template <int C>
-KERNEL __launch_bounds__(kThreads) joint_start_kernel(Arguments a) {
+KERNEL BOUNDS(kThreads<C>) joint_start_kernel(Arguments a) {
   SHARED_MEMORY(shared);
   Workspace w(shared);
   Builder b;
-  carve_builder(a, w, b, kWarps);
+  carve_builder(a, w, b, warps());
   Served& s = b.s;
   const Problem& p = a.p;
   const int start = int(blockIdx.x), slots = a.replica_slots();
@@ -60,10 +67,12 @@ KERNEL __launch_bounds__(kThreads) joint_start_kernel(Arguments a) {
       if (threadIdx.x == 0) a.at.promise[start] = kVoid;
       return;
     }
-  } else if (start == a.rows) {
+  } else if (start == a.rows + Arguments::kPublished) {
     take_published(a, s);
-  } else {
+  } else if (start == a.rows + Arguments::kEmpty) {
     take_none(a, s);
+  } else {
+    take_levelled(a, b);
   }
   serve_start<C>(a, s);
   if (warp_id() == 0) {
@@ -76,14 +85,15 @@ KERNEL __launch_bounds__(kThreads) joint_start_kernel(Arguments a) {
     if (lane_id() == 0) s.peaks[d] = m;
   }
   i32* into = a.at.slots + 3 * i64(start) * slots;
-  for (int k = int(threadIdx.x); k < slots; k += kThreads) {
+  for (int k = int(threadIdx.x); k < slots; k += int(blockDim.x)) {
     into[k] = s.expert[k];
     into[slots + k] = s.quota[k];
   }
   __syncthreads();
   if (warp_id() > 0) return;
   const i64 promise = price_peaks(a.cost, all_peaks(s.peaks, p.M)).score;
-  if (lane_id() == 0) a.at.promise[start] = promise;
+  const int doubt = start == a.rows + Arguments::kLevelled ? kLevelDoubt : 0;
+  if (lane_id() == 0) a.at.promise[start] = promise / 100 * (100 + doubt);
 }
 
 // The start with `place` better ones: lowest promise first, first ones on ties.
@@ -100,11 +110,11 @@ DEVICE_FN int start_in_place(const Arguments& a, int place) {
 }
 
 template <int C>
-KERNEL __launch_bounds__(kThreads) joint_relieve_kernel(Arguments a) {
+KERNEL BOUNDS(kThreads<C>) joint_relieve_kernel(Arguments a) {
   SHARED_MEMORY(shared);
   Workspace w(shared);
   Reliever f;
-  carve_reliever(a, w, f, kWarps);
+  carve_reliever(a, w, f, warps());
   Served& s = f.s;
   const Problem& p = a.p;
   const int place = int(blockIdx.x), slots = a.replica_slots(), start = start_in_place(a, place);
@@ -113,19 +123,19 @@ KERNEL __launch_bounds__(kThreads) joint_relieve_kernel(Arguments a) {
     return;
   }
   i32* at = a.at.slots + 3 * i64(start) * slots;
-  for (int k = int(threadIdx.x); k < slots; k += kThreads) {
+  for (int k = int(threadIdx.x); k < slots; k += int(blockDim.x)) {
     s.expert[k] = at[k];
     s.quota[k] = at[slots + k];
   }
   __syncthreads();
   relieve<C>(a, f);
-  for (int k = int(threadIdx.x); k < slots; k += kThreads) {
+  for (int k = int(threadIdx.x); k < slots; k += int(blockDim.x)) {
     at[k] = s.expert[k];
     at[slots + k] = s.quota[k];
     at[2 * slots + k] = s.outside[k];
   }
   i32* mains = a.at.mains_of + 2 * i64(place) * p.E;
-  for (int x = int(threadIdx.x); x < p.E; x += kThreads) {
+  for (int x = int(threadIdx.x); x < p.E; x += int(blockDim.x)) {
     mains[x] = s.main_quota[x];
     mains[p.E + x] = s.main_outside[x];
   }
@@ -143,7 +153,7 @@ KERNEL __launch_bounds__(kThreads) joint_relieve_kernel(Arguments a) {
 }
 
 template <int C>
-KERNEL __launch_bounds__(kThreads) joint_write_kernel(Arguments a) {
+KERNEL BOUNDS(kThreads<C>) joint_write_kernel(Arguments a) {
   SHARED_MEMORY(shared);
   Workspace w(shared);
   Writer f;
@@ -151,7 +161,16 @@ KERNEL __launch_bounds__(kThreads) joint_write_kernel(Arguments a) {
   write_domain<C>(a, f, int(blockIdx.x));
 }
 
-// Bytes of shared memory of a kernel's block, from how it carves.
+// Bytes of shared memory that a block of each launch needs.
+struct SharedBytes {
+  i64 sums, pairs, start, relief, write;
+
+  bool fit() const {
+    const i64 limit = device::shared_limit();
+    return sums <= limit && pairs <= limit && start <= limit && relief <= limit && write <= limit;
+  }
+};
+
 template <class Carve>
 i64 bytes_of(Carve carve) {
   Workspace w(nullptr);
@@ -160,16 +179,35 @@ i64 bytes_of(Carve carve) {
 }
 
 template <int C>
-int launch_searches(const Arguments& a, device::Stream stream) {
-  const i64 start = bytes_of([&](Workspace& w) { Builder b; carve_builder(a, w, b, kWarps); });
-  const i64 relief = bytes_of([&](Workspace& w) { Reliever f; carve_reliever(a, w, f, kWarps); });
-  const i64 write = bytes_of([&](Workspace& w) { Writer f; carve_writer(a, w, f); });
-  const i64 limit = device::shared_limit();
-  if (start > limit || relief > limit || write > limit) return device::kTooLarge;
-  const unsigned starts = unsigned(a.starts()), relieved = unsigned(a.relieved);
-  if (int e = LAUNCH(joint_start_kernel<C>, starts, kThreads, start, stream, a)) return e;
-  if (int e = LAUNCH(joint_relieve_kernel<C>, relieved, kThreads, relief, stream, a)) return e;
-  return LAUNCH(joint_write_kernel<C>, unsigned(a.p.M), kThreads, write, stream, a);
+SharedBytes shared_bytes(const Arguments& a) {
+  constexpr int warps = kThreads<C> / 32;
+  return {
+      a.p.E * i64(sizeof(i32)),
+      bytes_of([&](Workspace& w) { PairScratch s; carve_pairs(a, w, s); }),
+      bytes_of([&](Workspace& w) { Builder b; carve_builder(a, w, b, warps); }),
+      bytes_of([&](Workspace& w) { Reliever f; carve_reliever(a, w, f, warps); }),
+      bytes_of([&](Workspace& w) { Writer f; carve_writer(a, w, f); }),
+  };
+}
+
+// Whether the device plans this shape: ranks of a domain, rows of the table, shared memory.
+bool fits(const Arguments& a) {
+  if (a.rows > kRecipes || a.p.g > 32 * kWideLanes) return false;
+  return (a.p.g > 32 ? shared_bytes<kWideLanes>(a) : shared_bytes<1>(a)).fit();
+}
+
+template <int C>
+int launch_all(const Arguments& a, device::Stream stream) {
+  constexpr int most = kThreads<1>, threads = kThreads<C>;
+  const unsigned domains = unsigned(a.p.M), starts = unsigned(a.starts());
+  const unsigned relieved = unsigned(a.relieved);
+  const SharedBytes bytes = shared_bytes<C>(a);
+  int error = LAUNCH(joint_sums_kernel, domains, most, bytes.sums, stream, a);
+  if (!error) error = LAUNCH(joint_pairs_kernel, 1u, most, bytes.pairs, stream, a);
+  if (!error) error = LAUNCH(joint_start_kernel<C>, starts, threads, bytes.start, stream, a);
+  if (!error) error = LAUNCH(joint_relieve_kernel<C>, relieved, threads, bytes.relief, stream, a);
+  if (!error) error = LAUNCH(joint_write_kernel<C>, domains, threads, bytes.write, stream, a);
+  return error;
 }
 
 Arguments arguments(i64 R, i64 E, i64 S, i64 g, i64 rows) {
@@ -189,12 +227,14 @@ Arguments arguments(i64 R, i64 E, i64 S, i64 g, i64 rows) {
 using topoep::i32;
 using topoep::i64;
 
-// Bytes of device memory that a plan of this shape works in.
+// Bytes of device memory that a plan of this shape works in; device::kTooLarge when the device does
+// not plan it.
 API long long topoep_device_joint_workspace(long long R, long long E, long long S, long long g,
                                             long long rows) {
   using namespace topoep::joint_device;
+  const Arguments a = arguments(R, E, S, g, rows);
   Tables tables;
-  return carve_tables(arguments(R, E, S, g, rows), nullptr, tables);
+  return fits(a) ? carve_tables(a, nullptr, tables) : device::kTooLarge;
 }
 
 // `table` [rows][5] of Recipe lies on the host, at most 16 rows: it becomes part of the launches.
@@ -208,9 +248,11 @@ API int topoep_device_plan_joint(const int* load, const int* mains, long long R,
                                  int* assignments_RG, void* stream_address) {
   using namespace topoep::joint_device;
   const auto stream = static_cast<device::Stream>(stream_address);
-  if (rows > kRecipes || g > 32 * kWideLanes) return device::kTooLarge;
   Arguments a = arguments(R, E, S, g, rows);
+  if (!fits(a)) return device::kTooLarge;
   a.cost = {assignment, token_far, token_near, copy_far, copy_near, plan, balance_weight};
+  const i64 half_copy = copy_far / (token_far > 0 ? 2 * token_far : 1);
+  a.least_demand = i32(half_copy < 1 ? 1 : half_copy < INT32_MAX ? half_copy : INT32_MAX);
   std::memcpy(a.table, reinterpret_cast<const void*>(table), sizeof(Recipe) * rows);
   a.rounds = int(rounds < INT32_MAX ? rounds : INT32_MAX);
   a.expert_G = expert_G;
@@ -221,18 +263,10 @@ API int topoep_device_plan_joint(const int* load, const int* mains, long long R,
   a.p.main = a.at.main;
   a.p.main_index = a.at.main_index;
   a.p.demand = a.at.demand;
-  const i64 keys = bytes_of([&](topoep::Workspace& w) {
-    w.take<u64>(device::padded(int(a.max_pairs())));
-    w.take<i32>(33);
-  });
-  if (keys > device::shared_limit()) return device::kTooLarge;
-  if (int e = topoep_device_plan_topoep(load, mains, R, E, S, g, token_bytes, expert_bytes,
-                                        token_far, token_near, expert_G, assignments_RG,
-                                        stream_address)) {
-    return e;
+  if (int error = topoep_device_plan_topoep(load, mains, R, E, S, g, token_bytes, expert_bytes,
+                                            token_far, token_near, expert_G, assignments_RG,
+                                            stream_address)) {
+    return error;
   }
-  const unsigned domains = unsigned(a.p.M);
-  if (int e = LAUNCH(joint_sums_kernel, domains, kThreads, sizeof(i32) * E, stream, a)) return e;
-  if (int e = LAUNCH(joint_pairs_kernel, 1u, kThreads, keys, stream, a)) return e;
-  return g > 32 ? launch_searches<kWideLanes>(a, stream) : launch_searches<1>(a, stream);
+  return g > 32 ? launch_all<kWideLanes>(a, stream) : launch_all<1>(a, stream);
 }

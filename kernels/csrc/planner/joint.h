@@ -9,8 +9,6 @@
 
 namespace topoep::joint {
 
-constexpr int kLevelDoubt = 10;  // per cent
-
 // What relief can make of the candidate in `ports`: each peak halfway down to its domain's mean.
 PLANNER_FN i64 promise(const Joint& j) {
   const Problem& p = j.p;

@@ -7,6 +7,9 @@ namespace topoep::joint {
 
 constexpr int kRelieved = 768;  // starts that are relieved, times ranks squared
 
+constexpr int kLevelDoubt = 10;  // per cent that the promise of levelled ranks is taken above itself
+constexpr int kNearFirst = 10;   // a rank of the same domain is levelled first where it misses mean / 10
+
 struct JointCosts {
   i64 assignment, token_far, token_near, copy_far, copy_near, plan;  // picoseconds
   i64 balance_weight;  // per cent of the compute term that a score adds
