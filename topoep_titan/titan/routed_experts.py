@@ -22,7 +22,7 @@ from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.transport import CollectiveTransport, Transport
 from topoep_titan.placement.statistics import SetSample
-from topoep_titan.planning import make_planner, planner_named
+from topoep_titan.planning import DevicePlanner, make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.config import used_slots
 
@@ -129,15 +129,20 @@ class ReplicatedRoutedExperts(RoutedExperts):
         )
         if takes_weight and config.balance_weight is not None:
             options["balance_weight"] = config.balance_weight
-        return make_planner(
+        device = torch.device(device_type)
+        planner = make_planner(
             config.planner,
             config.dispatcher,
             main_E=self.main_E,
             cluster=self.cluster,
             model_dims=self.dims,
             replica_slots=self._slots(),
+            device=device,
             **options,
         )
+        if device.type == "cuda" and not isinstance(planner, DevicePlanner):
+            logger.info(f"The host plans: {config.planner} with {config.dispatcher}")
+        return planner
 
     def adopt(self, main_E: Tensor) -> None:
         """From the next call on, expert x is on rank ``main_E[x]``; its rows must lie there."""
