@@ -137,6 +137,7 @@ DEVICE_FN Part<C> part_of(const Problem& p, const Served& s, const Ranks<C>& ran
       part.outside[c] = s.main_outside[x];
     }
   }
+  part.executed = sum(part.quota);
   return part;
 }
 

@@ -67,33 +67,34 @@ DEVICE_FN i32 sum(const Lanes<C>& v) {
 
 // Sums over this rank and the lower ones of the domain.
 template <int C>
-DEVICE_FN Lanes<C> prefix_sum(const Lanes<C>& v) {
+DEVICE_FN Lanes<C> prefix_sum(const Ranks<C>& ranks, const Lanes<C>& v) {
   Lanes<C> upto;
   i32 below = 0;
   for (int c = 0; c < C; ++c) {
-    upto[c] = below + device::warp_prefix_sum(v[c]);
-    below = __shfl_sync(kAllLanes, upto[c], 31);
+    upto[c] = below + device::warp_prefix_sum(v[c], unsigned(least(ranks.count, 32)));
+    if (c + 1 < C) below = __shfl_sync(kAllLanes, upto[c], 31);
   }
   return upto;
 }
 
-// What of each source's `demand` leaves the domain, whose instances execute `quota`: in proportion
-// to what the own rank does not take, prefix rounding down. `here`: sum of the demand.
+// What leaves the domain of each source's `demand`, where its instances execute `quota`: in
+// proportion to what the own rank does not take, prefix rounding down. `leaving`: the sum.
 template <int C>
-DEVICE_FN Lanes<C> shares(const Lanes<C>& demand, const Lanes<C>& quota, i32 here) {
+DEVICE_FN Lanes<C> shares(const Ranks<C>& ranks, const Lanes<C>& demand, const Lanes<C>& quota,
+                          i32 leaving) {
   Lanes<C> share{};
-  const i32 leaving = here - sum(quota);
   if (leaving <= 0) return share;
   Lanes<C> rest;
   for (int c = 0; c < C; ++c) rest[c] = demand[c] - least(demand[c], quota[c]);
-  const Lanes<C> upto = prefix_sum(rest);
-  const i32 all = __shfl_sync(kAllLanes, upto[C - 1], 31);  // positive: it covers what leaves
+  const Lanes<C> upto = prefix_sum(ranks, rest);
+  // At the last rank: all that may leave, positive because it covers what does.
+  const i32 all = __shfl_sync(kAllLanes, upto[C - 1], C == 1 ? unsigned(ranks.count - 1) : 31u);
   i32 given = 0;
   for (int c = 0; c < C; ++c) {
     const i32 cut = i32(i64(leaving) * upto[c] / all);
     const i32 below = __shfl_up_sync(kAllLanes, cut, 1u);
-    share[c] = cut - (lane_id() ? below : given);
-    given = __shfl_sync(kAllLanes, cut, 31);
+    if (ranks.has(c)) share[c] = cut - (lane_id() ? below : given);
+    if (c + 1 < C) given = __shfl_sync(kAllLanes, cut, 31);
   }
   return share;
 }
@@ -109,29 +110,29 @@ DEVICE_FN Lanes<C> pour(Lanes<C>& far_in, Lanes<C> room, i32 amount) {
       if (room[c] > 0 && u32(far_in[c]) < low) low = u32(far_in[c]);
     }
     low = __reduce_min_sync(kAllLanes, low);
-    i32 lowest = 0;  // ranks at the low level
+    i32 lowest = 0;     // ranks at the low level
+    Lanes<C> before{};  // of them below this rank
     for (int c = 0; c < C; ++c) {
+      const bool at_low = room[c] > 0 && u32(far_in[c]) == low;
+      const unsigned alike = __ballot_sync(kAllLanes, at_low);
+      before[c] = at_low ? lowest + __popc(alike & ((1u << lane_id()) - 1)) : -1;
+      lowest += __popc(alike);
       if (room[c] <= 0) continue;
-      const bool at_low = u32(far_in[c]) == low;
       const u32 stop = at_low ? low + u32(room[c]) : u32(far_in[c]);
-      lowest += at_low;
       next = stop < next ? stop : next;
     }
     next = __reduce_min_sync(kAllLanes, next);
-    const i32 step = least(i32(next - low), most(amount / warp_sum(lowest), 1));
-    i32 before = 0, given = 0;
+    const i32 step = least(i32(next - low), most(amount / lowest, 1));
     for (int c = 0; c < C; ++c) {
-      const bool takes = room[c] > 0 && u32(far_in[c]) == low;
-      const unsigned takers = __ballot_sync(kAllLanes, takes);
-      const i64 used = i64(before + __popc(takers & ((1u << lane_id()) - 1))) * step;
-      const i32 moved = takes && used < amount ? least(step, amount - i32(used)) : 0;
-      before += __popc(takers);
+      const i64 used = i64(before[c]) * step;
+      if (used < 0 || used >= amount) continue;
+      const i32 moved = least(step, amount - i32(used));
       poured[c] += moved;
       far_in[c] += moved;
       room[c] -= moved;
-      given += moved;
     }
-    amount -= warp_sum(given);
+    const i64 given = i64(lowest) * step;
+    amount = given < amount ? amount - i32(given) : 0;
   }
   return poured;
 }
@@ -146,24 +147,26 @@ struct Ports {
 template <int C>
 struct Part {
   Lanes<C> quota, outside;
+  i32 executed;  // sum of the quotas
 };
 
-// Replaces the part `before` of an expert by `quota` at the ports; returns the outside parts.
-// Without an instance all of the demand leaves the domain. `demand`: of its ranks, `here` in sum.
+// Replaces the part `before` of an expert by `now` at the ports, and sets its outside parts. Without
+// an instance all of the demand leaves the domain. `demand`: of its ranks, `here` in sum.
 template <int C>
-DEVICE_FN Lanes<C> serve(Ports<C>& ports, const Lanes<C>& demand, i32 here, const Part<C>& before,
-                         const Lanes<C>& quota) {
-  const Lanes<C> left = shares(demand, before.quota, here), leaves = shares(demand, quota, here);
+DEVICE_FN void serve(const Ranks<C>& ranks, Ports<C>& ports, const Lanes<C>& demand, i32 here,
+                     const Part<C>& before, Part<C>& now) {
+  const Lanes<C> left = shares(ranks, demand, before.quota, here - before.executed);
+  const Lanes<C> leaves = shares(ranks, demand, now.quota, here - now.executed);
   Lanes<C> room;
   for (int c = 0; c < C; ++c) {
-    const i32 own = least(demand[c], quota[c]);
-    ports.load[c] += quota[c] - before.quota[c];
+    const i32 own = least(demand[c], now.quota[c]);
+    ports.load[c] += now.quota[c] - before.quota[c];
     ports.own[c] += own - least(demand[c], before.quota[c]);
     ports.far_out[c] += leaves[c] - left[c];
     ports.far_in[c] -= before.outside[c];
-    room[c] = quota[c] - own;
+    room[c] = now.quota[c] - own;
   }
-  return pour(ports.far_in, room, most(0, sum(quota) - here));
+  now.outside = pour(ports.far_in, room, now.executed - here);
 }
 
 }  // namespace topoep::joint_device

@@ -209,11 +209,12 @@ DEVICE_FN i64 sum_excess(const DomainPeaks* peaks_M, int M) {
   return total;
 }
 
-// Serves the domains of the move anew and prices the outcome. With `commit` the outcome is kept.
-// `excess`: of all domains before the move. The calling warp does all of it.
+// Serves the domains of the move anew and prices the outcome; returns the better of it and `best`.
+// With `commit` the outcome is kept instead. `excess`: of all domains before the move. The calling
+// warp does all of it.
 template <int C, bool commit>
 DEVICE_FN Verdict try_move(const Arguments& a, Reliever& f, const DomainPeaks& now, i64 excess,
-                           int number) {
+                           int number, const Verdict& best) {
   const Problem& p = a.p;
   Served& s = f.s;
   const Trial trial = f.trials[number];
@@ -240,12 +241,14 @@ DEVICE_FN Verdict try_move(const Arguments& a, Reliever& f, const DomainPeaks& n
     const Ranks<C> ranks = ranks_of<C>(p, domain);
     const Lanes<C> slot = slots_of(p, s, ranks, x);
     const Part<C> part = part_of(p, s, ranks, x, slot);
-    Lanes<C> quota = part.quota;
+    Part<C> after = part;
     for (int c = 0; c < C; ++c) {
-      quota[c] += (ranks.is(c, t) ? trial.amount : 0) - (ranks.is(c, b) ? trial.amount : 0);
+      if (ranks.is(c, t)) after.quota[c] += trial.amount;
+      if (ranks.is(c, b)) after.quota[c] -= trial.amount;
     }
+    after.executed += (domain == dt ? trial.amount : 0) - (domain == d ? trial.amount : 0);
     Ports<C> ports = read_ports(s, ranks);
-    const Lanes<C> outside = serve(ports, ranks.read(column), a.demand(domain, x), part, quota);
+    serve(ranks, ports, ranks.read(column), a.demand(domain, x), part, after);
     excess -= s.peaks[domain].excess;
     if (!commit) {
       const Lanes<C> sent = ranks.read(a.at.sent);
@@ -254,15 +257,15 @@ DEVICE_FN Verdict try_move(const Arguments& a, Reliever& f, const DomainPeaks& n
       above.add(now, ranks, ports, sent);
     } else {
       write_ports(s, ranks, ports);
-      store_outside(p, s, ranks, x, slot, outside);
+      store_outside(p, s, ranks, x, slot, after.outside);
       for (int c = 0; c < C; ++c) {
-        if (is_new && ranks.is(c, t)) s.outside[trial.slot] = outside[c];
+        if (is_new && ranks.is(c, t)) s.outside[trial.slot] = after.outside[c];
       }
     }
   }
   if (commit) {
     __syncwarp(kAllLanes);
-    if (lane_id() > 0) return {};
+    if (lane_id() > 0) return best;
     i32* gives = from.slot < 0 ? s.main_quota + x : s.quota + from.slot;
     i32* takes = trial.slot < 0 ? s.main_quota + x : s.quota + trial.slot;
     if (is_new) {
@@ -278,10 +281,12 @@ DEVICE_FN Verdict try_move(const Arguments& a, Reliever& f, const DomainPeaks& n
       --(d == h ? s.in_near : s.in_far)[b];
       --(d == h ? s.out_near : s.out_far)[m];
     }
-    return {};
+    return best;
   }
-  return {price_peaks(a.cost, warp_peaks(peaks)).score, excess + above.priced(a.cost), trial.order,
-          number};
+  const i64 score = price_peaks(a.cost, warp_peaks(peaks)).score;
+  if (score > best.score) return best;
+  const Verdict verdict{score, excess + above.priced(a.cost), trial.order, number};
+  return verdict.before(best) ? verdict : best;
 }
 
 // The best of what the warps found, on every lane.
@@ -326,13 +331,12 @@ DEVICE_FN void relieve(const Arguments& a, Reliever& f) {
     const i64 excess = sum_excess(s.peaks, p.M);
     Verdict best{price_peaks(a.cost, now).score, excess, -1, -1};  // what a move must improve on
     for (int n = warp_id(); n < f.counters[1]; n += warps()) {
-      const Verdict verdict = try_move<C, false>(a, f, now, excess, n);
-      if (verdict.before(best)) best = verdict;
+      best = try_move<C, false>(a, f, now, excess, n, best);
     }
     if (lane_id() == 0) f.verdicts[warp_id()] = best;
     __syncthreads();
     best = best_verdict(f);
-    if (warp_id() == 0 && best.trial >= 0) try_move<C, true>(a, f, now, excess, best.trial);
+    if (warp_id() == 0 && best.trial >= 0) try_move<C, true>(a, f, now, excess, best.trial, best);
     ++idle;
     if (best.trial >= 0) {
       ++moves;

@@ -96,16 +96,15 @@ DEVICE_FN void serve_domain(const Arguments& a, Served& s, int d) {
       bool hosted = p.home(x) == d;
       for (int c = 0; c < C; ++c) hosted |= slot[c] >= 0;
       if (!__ballot_sync(kAllLanes, hosted)) continue;
-      const Part<C> part = part_of(p, s, ranks, x, slot);
-      Part<C> main_alone{};
+      Part<C> part = part_of(p, s, ranks, x, slot), main_alone{};
+      main_alone.executed = p.home(x) == d ? a.at.total[x] : 0;
       for (int c = 0; c < C; ++c) {
         if (!ranks.is(c, p.main[x])) continue;
         main_alone.quota[c] = a.at.total[x];
         main_alone.outside[c] = a.outside_demand(x);
       }
-      const Lanes<C> outside =
-          serve(ports, ranks.read(a.column(x)), a.demand(d, x), main_alone, part.quota);
-      store_outside(p, s, ranks, x, slot, outside);
+      serve(ranks, ports, ranks.read(a.column(x)), a.demand(d, x), main_alone, part);
+      store_outside(p, s, ranks, x, slot, part.outside);
     }
   }
   write_ports(s, ranks, ports);

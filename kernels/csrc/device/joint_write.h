@@ -89,13 +89,14 @@ DEVICE_FN void write_column(const Arguments& a, const Served& s, int x, int r, i
     const Ranks<C> ranks = ranks_of<C>(p, o);
     const Part<C> part = part_of(p, s, ranks, x, slots_of(p, s, ranks, x));
     const Lanes<C> demand = ranks.read(a.column(x));
-    const Lanes<C> leaves = shares(demand, part.quota, a.demand(o, x));
-    const Lanes<C> left_upto = prefix_sum(leaves);
+    const i32 leaving = most(0, a.demand(o, x) - part.executed);
+    const Lanes<C> leaves = shares(ranks, demand, part.quota, leaving);
+    const Lanes<C> left_upto = prefix_sum(ranks, leaves);
     Lanes<C> stays;
     for (int c = 0; c < C; ++c) {
       stays[c] = demand[c] - leaves[c] - least(demand[c], part.quota[c]);
     }
-    const Lanes<C> stays_upto = prefix_sum(stays);
+    const Lanes<C> stays_upto = prefix_sum(ranks, stays);
     for (int c = 0; c < C; ++c) {
       if (!ranks.has(c)) continue;
       const i32 before = left_before + left_upto[c] - leaves[c];
@@ -106,7 +107,7 @@ DEVICE_FN void write_column(const Arguments& a, const Served& s, int x, int r, i
       if (ranks.at(c) == r) count += own;
       a.assignments_RG[i64(ranks.at(c)) * p.G + slot_G] = count;
     }
-    left_before += sum(leaves);
+    left_before += leaving;
   }
 }
 
