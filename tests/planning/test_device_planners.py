@@ -20,7 +20,7 @@ def _library():
 
 
 def on_device(name: str, load_RE, **cell) -> Plan:
-    return device_planner(name, torch.device("cpu"), **cell)(load_RE)
+    return device_planner(name, load_RE.device, **cell)(load_RE)
 
 
 @pytest.mark.parametrize(("name", "cells", "least"), [("topoep", 60, 80), ("joint", 16, 40)])
