@@ -59,7 +59,7 @@ def test_what_the_device_does_not_plan_is_refused():
         )  # fmt: skip
 
 
-JOINT_STEPS = (60, 6, 15, 5, 230, 870, 9900, 280)  # at most, of 32 ranks and 640 experts
+JOINT_STEPS = (60, 6, 15, 5, 230, 680, 7_100, 165)  # at most, of 32 ranks and 640 experts
 
 
 def skewed(ranks, experts, per_node, width, seed=7):

@@ -111,7 +111,6 @@ DEVICE_FN void bring(const Arguments& a, Builder& b, i32* amount) {
       atomicAdd(&b.load[d], demand);
       atomicAdd(&b.load[home], -demand);
     }
-    __syncwarp(kAllLanes);
   }
   if (lane_id() == 0) b.counters[0] = touched;
 }
