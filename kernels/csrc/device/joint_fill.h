@@ -194,8 +194,7 @@ DEVICE_FN bool fill(const Arguments& a, const Recipe& q, Builder& b, int d, i32 
   return true;
 }
 
-// The slots of the candidate of recipe `row` into `b.s`; false when they do not fit. A barrier
-// follows its last write.
+// The slots of the candidate of recipe `row` into `b.s`; false when they do not fit.
 template <int C>
 DEVICE_FN bool build(const Arguments& a, int row, Builder& b) {
   const Problem& p = a.p;
@@ -239,7 +238,6 @@ DEVICE_FN bool build(const Arguments& a, int row, Builder& b) {
     const bool fits = fill<C>(a, q, b, d, level, amount, b.counters + 2 + w,
                               b.items + i64(w) * b.max_items);
     if (!fits && lane_id() == 0) b.counters[1] = 1;
-    __syncwarp(kAllLanes);
   }
   __syncthreads();
   return !b.counters[1];

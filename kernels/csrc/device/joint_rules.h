@@ -15,12 +15,10 @@ DEVICE_FN void take_published(const Arguments& a, Served& s) {
     s.quota[k] = quota;
     s.expert[k] = quota ? a.expert_G[slot] : -1;
   }
-  __syncthreads();
 }
 
 DEVICE_FN void take_none(const Arguments& a, Served& s) {
   for (int k = int(threadIdx.x); k < a.replica_slots(); k += int(blockDim.x)) s.expert[k] = -1;
-  __syncthreads();
 }
 
 // The emptiest rank of [first, end) below the mean that has a free slot, as load and rank; ~0 if
@@ -91,8 +89,8 @@ DEVICE_FN void take_levelled(const Arguments& a, Builder& b) {
   }
   for (int x = thread; x < p.E; x += size) b.kept[x] = a.at.total[x];
   take_none(a, b.s);
-  if (warp_id() == 0) level_ranks(a, b);
   __syncthreads();
+  if (warp_id() == 0) level_ranks(a, b);
 }
 
 }  // namespace topoep::joint_device

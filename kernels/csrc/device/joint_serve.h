@@ -110,8 +110,8 @@ DEVICE_FN void serve_domain(const Arguments& a, Served& s, int d) {
   write_ports(s, ranks, ports);
 }
 
-// From replica slots with quotas to ports, copies, outside parts and what the mains execute. The
-// slots were written before a barrier; the peaks may be read when it returns.
+// From replica slots with quotas, read behind a first barrier, to ports, copies, outside parts, what
+// the mains execute, and peaks, written before a last one.
 template <int C>
 DEVICE_FN void serve_start(const Arguments& a, Served& s) {
   const Problem& p = a.p;
@@ -137,7 +137,6 @@ DEVICE_FN void serve_start(const Arguments& a, Served& s) {
   __syncthreads();
   for (int d = warp_id(); d < p.M; d += warps()) {
     serve_domain<C>(a, s, d);
-    __syncwarp(kAllLanes);
     const DomainPeaks m = find_peaks<C>(a, s, d);
     if (lane_id() == 0) s.peaks[d] = m;
   }

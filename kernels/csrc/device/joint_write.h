@@ -8,8 +8,8 @@ namespace topoep::joint_device {
 
 // Shared memory of a block that writes.
 struct Writer {
-  Served s;    // first_slot: whether an expert has a replica
-  i32* held;   // [g*S] replica slot of each of the domain's Plan slots for replicas, -1 = empty
+  Served s;
+  i32* held;  // [g*S] replica slot of each of the domain's Plan slots for replicas, -1 = empty
 };
 
 PLANNER_FN void carve_writer(const Arguments& a, Workspace& w, Writer& f) {
@@ -34,7 +34,7 @@ DEVICE_FN void read_winner(const Arguments& a, Served& s, int winner) {
   const i32* from = a.at.slots + (winner < 0 ? 0 : 3 * i64(a.at.relieved_start[winner]) * slots);
   const i32* mains = a.at.mains_of + (winner < 0 ? 0 : 2 * i64(winner) * p.E);
   for (int x = int(threadIdx.x); x < p.E; x += size) {
-    s.first_slot[x] = 0;
+    s.first_slot[x] = slots;
     s.main_quota[x] = mains[x];
     s.main_outside[x] = mains[p.E + x];
   }
@@ -43,7 +43,7 @@ DEVICE_FN void read_winner(const Arguments& a, Served& s, int winner) {
     s.expert[k] = winner < 0 ? -1 : from[k];
     s.quota[k] = from[slots + k];
     s.outside[k] = from[2 * slots + k];
-    if (s.expert[k] >= 0) s.first_slot[s.expert[k]] = 1;  // the same from all
+    if (s.expert[k] >= 0) atomicMin(&s.first_slot[s.expert[k]], k);
   }
   __syncthreads();
 }
@@ -117,6 +117,7 @@ DEVICE_FN void write_domain(const Arguments& a, Writer& f, int d) {
   const Problem& p = a.p;
   Served& s = f.s;
   const int size = int(blockDim.x), width = p.g * p.per, first = d * p.g;
+  const int slots = a.replica_slots();
   read_winner(a, s, choose_winner(a));
   for (int i = int(threadIdx.x); i < p.g; i += size) {  // replicas fill from the left
     int n = i * p.S;
@@ -136,13 +137,13 @@ DEVICE_FN void write_domain(const Arguments& a, Writer& f, int d) {
   for (int i = int(threadIdx.x); i < width; i += size) a.expert_G[at + i] = expert_in(i);
   for (int cell = int(threadIdx.x); cell < p.R * width; cell += size) {
     const int source = cell / width, x = expert_in(cell % width);
-    if (x >= 0 && s.first_slot[x]) continue;
+    if (x >= 0 && s.first_slot[x] < slots) continue;
     a.assignments_RG[i64(source) * p.G + at + cell % width] =
         x < 0 ? 0 : p.load[i64(source) * p.E + x];
   }
   for (int i = warp_id(); i < width; i += warps()) {
     const int x = expert_in(i);
-    if (x >= 0 && s.first_slot[x]) write_column<C>(a, s, x, first + i / p.per, at + i);
+    if (x >= 0 && s.first_slot[x] < slots) write_column<C>(a, s, x, first + i / p.per, at + i);
   }
 }
 

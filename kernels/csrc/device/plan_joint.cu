@@ -17,6 +17,7 @@
 #include "joint_relief.h"
 #include "joint_rules.h"
 #include "joint_serve.h"
+#include "joint_turn.h"
 #include "joint_write.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -127,7 +128,6 @@ KERNEL BOUNDS(kThreads<C>) joint_relieve_kernel(Arguments a) {
     s.expert[k] = at[k];
     s.quota[k] = at[slots + k];
   }
-  __syncthreads();
   relieve<C>(a, f);
   for (int k = int(threadIdx.x); k < slots; k += int(blockDim.x)) {
     at[k] = s.expert[k];
