@@ -39,14 +39,28 @@ def test_bit_identical_to_the_reference_in_every_schedule(name, cells, least):
     assert replicas > least  # the cells do ask for replicas
 
 
-@pytest.mark.parametrize("settings", [{"balance_weight": 0}, {"balance_weight": 150, "rounds": 3}])
+@pytest.mark.parametrize("settings", [{"balance_weight": 0}, {"balance_weight": 150, "rounds": 1}])
 def test_joint_under_its_settings(settings):
-    for seed in (1, 4, 6, 14, 20):
+    for seed in (1, 4, 6, 13, 20):
         cell = a_cell(seed) | settings
         load_RE = cell.pop("load_RE")
         expected, plan = NATIVE["joint"](load_RE, **cell), on_device("joint", load_RE, **cell)
         assert torch.equal(plan.expert_G, expected.expert_G), seed
         assert torch.equal(plan.assignments_RG, expected.assignments_RG), seed
+
+
+def test_prices_and_promises_are_read_when_they_are_complete():
+    """Cells whose plan changes when one warp reads a start's peaks before another wrote them."""
+    cell = a_cell(122)
+    for order, load_RE, cell in (  # where none nearly wins; where one start of many is relieved
+        ("reverse", cell.pop("load_RE"), cell),
+        ("forward", *skewed(24, 48, 4, 5_000, seed=0)),
+    ):
+        expected = NATIVE["joint"](load_RE, **cell)
+        with schedule(order):
+            plan = on_device("joint", load_RE, **cell)
+        assert torch.equal(plan.expert_G, expected.expert_G)
+        assert torch.equal(plan.assignments_RG, expected.assignments_RG)
 
 
 def test_what_the_device_does_not_plan_is_refused():
