@@ -32,7 +32,7 @@ struct Tables {
 };
 
 struct Arguments {
-  Problem p;  // `mains`: by rank of the main instance, then by id; no `load` beyond the first launch
+  Problem p;  // `mains`: by rank of the main instance, then by id
   JointCosts cost;
   Recipe table[kRecipes];
   int rows, rounds, relieved;
