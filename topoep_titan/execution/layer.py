@@ -16,6 +16,7 @@ from torch import Tensor
 
 from topoep_titan.execution.buffers import Buffers
 from topoep_titan.execution.dispatchers import plan_chunks
+from topoep_titan.execution.experts import PLAIN, Matmuls
 from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
@@ -40,6 +41,7 @@ class Engine:
     compute_dtype: torch.dtype
     transport: Transport
     lane: ThreadLane | StreamLane
+    matmuls: Matmuls = PLAIN
     verify_plan: bool = False
     # Holds the Buffers once the first layer has made them; copies of this engine share it.
     memory: list[Buffers] = field(default_factory=list)
@@ -105,6 +107,7 @@ def run_layer(
         copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
+        matmuls=engine.matmuls,
         transport=transport,
         lane=engine.lane,
         buffers=engine.buffers,

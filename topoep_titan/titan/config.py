@@ -53,14 +53,15 @@ class TopoEPConfig:
     """Compute dtype of the experts; replicas travel in it."""
 
 
-def expert_settings(topoep: TopoEPConfig) -> dict[str, Any]:
-    """What ``routed_experts.replicated`` takes of the table."""
+def expert_settings(topoep: TopoEPConfig, converters: list[str]) -> dict[str, Any]:
+    """What ``routed_experts.replicated`` takes of the table, and of ``converters``."""
     return {
         "planner": topoep.planner,
         "replica_slots": topoep.replica_slots,
         "cluster": cluster_name(topoep.cluster),
         "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
         "expert_dtype": topoep.expert_dtype,
+        "float8": "float8_experts" in converters,
         "dispatcher": topoep.dispatcher,
         "chunks": topoep.chunks,
         "balance_weight": topoep.balance_weight,

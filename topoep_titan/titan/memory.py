@@ -191,7 +191,8 @@ def _gathered(config: TopoEPTrainer.Config, blocks: dict[str, list[_Parameter]])
 
 
 def _balancing(config: TopoEPTrainer.Config) -> tuple[int, int]:
-    """Bytes of (the buffers, the float32 expert gradients of one layer's backward)."""
+    """Bytes of (the buffers, what one layer's backward makes of its experts: float32 gradients, and
+    with float8 experts their rounded weights)."""
     model, topoep = config.model, config.topoep
     ranks = config.parallelism.expert_parallel_degree
     slots = used_slots(topoep.planner, topoep.replica_slots, ranks)
@@ -204,7 +205,8 @@ def _balancing(config: TopoEPTrainer.Config) -> tuple[int, int]:
         mains=topoep.transport in LIBRARIES
         or config.training.mixed_precision_param != topoep.expert_dtype,
     )
-    return buffers, (model.num_experts // ranks + slots) * elements * 4
+    each = 4 + ("float8_experts" in config.converters)
+    return buffers, (model.num_experts // ranks + slots) * elements * each
 
 
 def _activations(

@@ -17,6 +17,8 @@ from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
+from topoep_titan.execution.experts import PLAIN
+from topoep_titan.execution.float8 import FLOAT8
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
@@ -44,6 +46,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
         cluster: str
         ranks_per_node: int
         expert_dtype: str
+        float8: bool
         dispatcher: str
         chunks: int
         balance_weight: int | None
@@ -87,7 +90,8 @@ class ReplicatedRoutedExperts(RoutedExperts):
         config = self.config
         settings = (
             config.planner, config.replica_slots, self.cluster, config.expert_dtype,
-            config.dispatcher, config.chunks, config.balance_weight, config.verify_plan,
+            config.float8, config.dispatcher, config.chunks, config.balance_weight,
+            config.verify_plan,
         )  # fmt: skip
         key = (self.group and self.group.group_name, len(self.main_E), self.dims, settings)
         engine = _ENGINES.get(key)
@@ -115,6 +119,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
                 else CollectiveTransport(self.group, self.cluster.ranks_per_node)
             ),
             lane=make_lane(torch.device(device_type)),
+            matmuls=FLOAT8 if config.float8 else PLAIN,
             verify_plan=config.verify_plan,
         )
 

@@ -34,8 +34,8 @@ class TopoEPTrainer(Trainer):
         """Of the flavour's family; its fields are that family's."""
 
         converters: list[Literal["float8", "float8_experts"]] = field(default_factory=list)
-        """Low precision: "float8" for the linears of attention and dense feed-forward. For experts
-        it is refused: not written."""
+        """Low precision: "float8" for the linears of attention and dense feed-forward,
+        "float8_experts" for the routed experts."""
 
         topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
 
