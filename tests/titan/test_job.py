@@ -165,6 +165,7 @@ PLACED = [
         (["--model.vocab-size", "100"], "vocab"),
         (["--training.global-batch-size", "9"], "training.global_batch_size (9)"),
         (["--training.steps", "0"], "training.steps is 0; give at least 1"),
+        (["--profiler.enable-memory-snapshot"], "records a GPU's allocations only"),
         (["--optimizer.lr", "nan"], "optimizer.lr is nan"),
         (["--debug.moe-force-load-balance"], "synthetic routing that no result would name"),
         (["--parallelism.pipeline-parallel-degree", "4"], "2 pipeline microbatches; 4 stages"),

@@ -22,11 +22,13 @@ from torchtitan.components.metrics import (
 )
 from torchtitan.tools.utils import device_type
 
+from topoep_titan.cluster import load_cluster
 from topoep_titan.execution.layer import Engine
 from topoep_titan.execution.transport import KINDS, LINKS
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.balance import BALANCE, gather_balance
 from topoep_titan.titan.coupling import COUPLING, gather_coupling
+from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 from topoep_titan.titan.step_log import StepLog
 
@@ -55,6 +57,8 @@ class PlanMetrics(MetricsProcessor):
             pp_schedule=pp_schedule,
             **kwargs,
         )
+        if on_cpu():  # torchtitan takes an unknown device for an A100
+            self.gpu_peak_flops = load_cluster("cpu_local").flops
         self.step_log = StepLog(Path(dump_folder))
         self.tokens_per_step = 0  # over all ranks; set by the trainer
         self.step_started = time.perf_counter()
