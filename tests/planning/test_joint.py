@@ -9,6 +9,7 @@ from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
 from topoep_titan.planning import PLANNERS, REFERENCE, check_plan
 from topoep_titan.planning.joint import joint, split
 from topoep_titan.planning.joint_build import Pair, Recipe, build, list_pairs
+from topoep_titan.planning.joint_level import level
 from topoep_titan.planning.joint_ports import (
     Problem,
     Slots,
@@ -62,6 +63,21 @@ def test_candidate_by_hand():
         [0, 0, 50],
         [20, 0, 50],
     ]
+
+
+def test_levelled_start_by_hand():
+    problem, *_ = two_by_two()
+    # The ranks execute 220, 80, 50, 50. Rank 1 of the same domain misses 20 of the mean and comes
+    # first, though it is not the emptiest; then ranks 2 and 3 take 50 each.
+    slots = level(problem)
+    assert (slots.expert_N, slots.quota_N) == ([-1, 0, 0, 0], [0, 20, 50, 50])
+
+    # At 95 it misses less than a tenth: the emptiest goes first, and comes up to the mean; rank 3
+    # takes its 55, rank 1 what is left.
+    load_RE = torch.tensor([[220, 95, 40, 45]] + [[0] * 4] * 3)
+    cluster = Cluster("hand", 2, 2, 400e12, 50e9, 200e9, 0.0, 0.0, 0.0)
+    slots = level(make_problem(load_RE, contiguous_mains(4, 4), cluster, COSTS, 1, 0))
+    assert (slots.expert_N, slots.quota_N) == ([-1, 0, 0, 0], [0, 5, 60, 55])
 
 
 def test_relief_halves_the_gap_by_hand():

@@ -37,10 +37,11 @@ ceil(assignments / R).
    rank. What finds no room stays on its main; a brought expert that finds no slot makes the
    candidate void.
 4. Starts. The candidates of the table's rows, then the replicas of `topoep` with the quotas that it
-   gives them, then empty slots. Each is priced; its promise is its score with each peak of load,
-   far and near port, domain by domain, halfway down to the mean over the domain's ranks, for
-   relief levels peaks. The RELIEVED // R**2 starts (at least one) with the lowest promise go on,
-   first ones on ties: a small group can afford to look at all of them.
+   gives them, then empty slots, then levelled ranks (joint_level). Each is priced; its promise is
+   its score with each peak of load, far and near port, domain by domain, halfway down to the mean
+   over the domain's ranks, for relief levels peaks; of the levelled start, whose load cannot fall
+   further, LEVEL_DOUBT per cent more. The RELIEVED // R**2 starts (at least one) with the lowest
+   promise go on, first ones on ties: a small group can afford to look at all of them.
 5. Relief (joint_relieve) of each. In turn for the far in-port, the load, the near port and the copy
    port: the WIDTH heaviest experts of the busiest rank (for copies: the smallest replicas that use
    its port) try each other instance, and in each domain the least loaded rank with a free slot,
@@ -51,8 +52,8 @@ ceil(assignments / R).
 6. The plan without replicas is returned when it is not slower (planning and transfer charged).
 
 The rows of the table were chosen by forward selection on skewed and Zipf loads of 8 to 128 ranks,
-seeds 10 to 12, the last one for small groups; ROUNDS, RELIEVED, WIDTH, GRAIN and BAND while looking
-at seeds 0 to 4 and 20 to 22.
+seeds 10 to 12, the last one for small groups; ROUNDS, RELIEVED, LEVEL_DOUBT, NEAR_FIRST, WIDTH,
+GRAIN and BAND while looking at seeds 0 to 4 and 20 to 22.
 """
 
 from itertools import accumulate
@@ -62,6 +63,7 @@ from torch import Tensor
 from topoep_titan.cluster import Cluster, ModelDims
 from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
 from topoep_titan.planning.joint_build import Recipe, build, list_pairs
+from topoep_titan.planning.joint_level import level
 from topoep_titan.planning.joint_ports import (
     Instance,
     Peaks,
@@ -92,6 +94,7 @@ TABLE = (
 )
 BALANCE_WEIGHT = 60
 ROUNDS = 240
+LEVEL_DOUBT = 10  # per cent
 RELIEVED = 768  # starts that are relieved, times ranks squared: a start costs about that
 
 
@@ -108,7 +111,7 @@ def joint(
     costs: UnitCosts | None = None,
 ) -> Plan:
     """The best start, relieved by at most ``rounds`` moves, of the first ``rows`` of ``TABLE``,
-    ``topoep`` and empty slots; the plan without replicas when that is not slower.
+    ``topoep``, empty slots and levelled ranks; the plan without replicas when that is not slower.
 
     ``balance_weight``: per cent of the compute term that a score adds. ``costs``: other prices than
     those of the cluster. ``load_RE`` and ``main_E`` are trusted; validate what a user gave with
@@ -142,10 +145,11 @@ def _starts(problem: Problem, table: tuple[Recipe, ...], published: Plan) -> lis
     """What is relieved: the most promising first, the order above on ties."""
     pairs = list_pairs(problem)
     candidates = [build(problem, pairs, recipe) for recipe in table]
-    starts = [slots for slots in candidates if slots is not None]
-    starts += [_slots_of(problem, published), Slots.empty(problem)]
-    starts.sort(key=lambda slots: _promise(problem, ports_of(problem, slots)))  # stable
-    return starts[: max(1, RELIEVED // problem.ranks**2)]
+    starts = [(slots, 100) for slots in candidates if slots is not None]
+    starts += [(_slots_of(problem, published), 100), (Slots.empty(problem), 100)]
+    starts.append((level(problem), 100 + LEVEL_DOUBT))
+    starts.sort(key=lambda start: _promise(problem, ports_of(problem, start[0])) // 100 * start[1])
+    return [slots for slots, _ in starts[: max(1, RELIEVED // problem.ranks**2)]]
 
 
 def _slots_of(problem: Problem, plan: Plan) -> Slots:

@@ -1,12 +1,15 @@
-// The joint planner: candidates from a table of recipes, the published rule and empty slots; the
-// most promising relieved, never worse than none.
+// The joint planner: candidates from a table of recipes, the published rule, empty slots and levelled
+// ranks; the most promising relieved, never worse than none.
 #pragma once
 
 #include "joint_build.h"
+#include "joint_level.h"
 #include "joint_relieve.h"
 #include "topoep.h"
 
 namespace topoep::joint {
+
+constexpr int kLevelDoubt = 10;  // per cent
 
 // What relief can make of the candidate in `ports`: each peak halfway down to its domain's mean.
 PLANNER_FN i64 promise(const Joint& j) {
@@ -32,10 +35,11 @@ PLANNER_FN i64 promise(const Joint& j) {
 }
 
 // Keeps the start in `trial` if it is one of the most promising so far, the earlier ones on ties.
-inline void enter(Joint& j) {
+// `doubt`: per cent that its promise is taken above what it says.
+inline void enter(Joint& j, int doubt = 0) {
   price(j, j.trial);
   unlink(j, j.trial);
-  const i64 value = promise(j);
+  const i64 value = promise(j) / 100 * (100 + doubt);
   int at = j.starts;
   while (at > 0 && j.start_promise[at - 1] > value) --at;
   if (at == j.max_starts) return;
@@ -80,6 +84,8 @@ inline void list_starts(Joint& j, const Recipe* table, int rows) {
   enter(j);
   clear(j, j.trial);
   enter(j);
+  level(j);
+  enter(j, kLevelDoubt);
 }
 
 // Cuts one line of demands by one line of rooms, both by ascending rank.
