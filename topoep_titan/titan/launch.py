@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from topoep_titan.titan.step_log import StepLog
 
 EVERY = 10.0  # seconds between progress lines where the output is no terminal
 TOLD = 5  # lines of a failure
+ERROR = re.compile(r"(\[rank\d+\]: *)?[\w.]+(Error|Exception)\b")  # the end of a traceback
 
 
 def launch(command: list[str], folder: Path, *, nproc: int, steps: int) -> int:
@@ -127,5 +129,6 @@ def _reasons(lines: list[str]) -> list[str]:
     launcher = next((i for i, line in enumerate(lines) if "ChildFailedError" in line), None)
     said = lines[:launcher]
     refused = [line for line in said if line.startswith("train.py: ")]
-    errors = [line for line in said if "Error" in line]
-    return refused or errors[-TOLD:] or lines[-30:] or ["(it said nothing)"]
+    errors = [line for line in said if ERROR.match(line)]
+    killed = [line.strip() for line in lines if "received by PID" in line and "TERM" not in line]
+    return refused or errors[-TOLD:] + killed[:1] or lines[-30:] or ["(it said nothing)"]
