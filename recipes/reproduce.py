@@ -79,8 +79,6 @@ def main(arguments: list[str] | None = None) -> int:
             return 1
         print(f"(to start anew: rm -r {OUTPUTS / options.name})", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     print(f"report: {page}\nnumbers: {page.with_name('results.json')}")
     return 0
 
@@ -92,7 +90,9 @@ def train_run(recipe: Path, name: str, *, nproc: int, steps: int, settings: list
     process = subprocess.Popen(command)
     try:
         code = process.wait()
-    finally:  # also on Ctrl-C: it ends the ranks, and says how to go on
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:  # it ends the ranks, and says how to go on
         if process.poll() is None:
             process.terminate()
             process.wait()

@@ -56,7 +56,8 @@ def launch(command: list[str], folder: Path, *, nproc: int, steps: int) -> int:
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # ending the ranks takes a moment
             signal.signal(number, signal.SIG_IGN)
-        print(f"\n{folder.name}: interrupted after step {progress.step}", flush=True)
+        when = f"after step {progress.step}" if progress.step else "while starting"
+        print(f"\n{folder.name}: interrupted {when}", flush=True)
         return 130
     finally:
         if process.poll() is None:

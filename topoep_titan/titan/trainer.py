@@ -53,6 +53,8 @@ class TopoEPTrainer(Trainer):
             * self.parallel_dims.dp_shard
         )
         self.metrics_processor.tokens_per_step = tokens_per_step
+        if config.converters:  # torchtitan knows its own float8 layers only; MFU then has no peak
+            self.metrics_processor.has_quantization = True
         connect_routers(self.model_parts, self.parallel_dims, tokens_per_step=tokens_per_step)
         self.placement = self.shuffle = None
         if config.placement.strategy == "correlated":
