@@ -137,7 +137,6 @@ PLACED = [
     [
         (["--topoep.planner", "best"], "unknown planner 'best'; choose one of: none, topoep"),
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
-        (["--topoep.transport", "symm_mem"], "'symm_mem' needs a CUDA device"),
         (["--topoep.transport", "gin"], "'gin' needs a CUDA device"),
         (["--topoep.dispatcher", "deepep"], "needs the deep_ep package"),
         (["--topoep.balance-weight", "-1"], "topoep.balance_weight is -1; give 0 or more"),

@@ -98,11 +98,12 @@ def run_layer(
             replica_slots=engine.replica_slots,
             compute_dtype=engine.compute_dtype,
             one_sided=transport.one_sided,
+            allocate=transport.allocate,
         )
     chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
     call = Call(
         chunks=chunks,
-        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
+        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank, x_TD.device),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
         transport=transport,

@@ -8,7 +8,7 @@ from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
-from topoep_titan.execution.one_sided import LIBRARIES, missing_for
+from topoep_titan.execution.one_sided import ONE_SIDED, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
@@ -60,7 +60,7 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
     if topoep.balance_weight is not None and topoep.balance_weight < 0:
         raise InputError(f"topoep.balance_weight is {topoep.balance_weight}; give 0 or more")
-    if topoep.transport in LIBRARIES:
+    if topoep.transport in ONE_SIDED:
         missing = missing_for(topoep.transport)
         if missing:
             raise InputError(

@@ -21,8 +21,9 @@ class TopoEPConfig:
     rank of it. "deepep" (torchtitan's, which executes no plan) is refused: not connected yet."""
 
     transport: Literal["auto", "collective", "symm_mem", "gin"] = "auto"
-    """How expert copies travel. "collective": gloo or NCCL. "symm_mem", "gin": one-sided, by GPU
-    kernels, refused until those exist. "auto": collective."""
+    """How expert copies travel. "collective": gloo or NCCL. "symm_mem": within a node by kernels
+    over peer-mapped memory (CPU: shared memory), between nodes as "collective". "gin": between
+    nodes by the network card, refused: not written yet. "auto": collective."""
 
     chunks: Literal[1, 2] = 1
     """Chunks of the token pipeline: with 2, one chunk travels while the other is computed."""
@@ -62,6 +63,7 @@ def expert_settings(topoep: TopoEPConfig) -> dict[str, Any]:
         "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
         "expert_dtype": topoep.expert_dtype,
         "dispatcher": topoep.dispatcher,
+        "transport": topoep.transport,
         "chunks": topoep.chunks,
         "balance_weight": topoep.balance_weight,
         "record_trace": topoep.record_trace,

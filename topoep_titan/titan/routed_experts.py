@@ -20,7 +20,8 @@ from topoep_titan.cluster import Cluster, ModelDims, load_cluster
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
-from topoep_titan.execution.transport import CollectiveTransport, Transport
+from topoep_titan.execution.one_sided import make_transport
+from topoep_titan.execution.transport import Transport
 from topoep_titan.placement.statistics import SetSample
 from topoep_titan.planning import make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
@@ -45,6 +46,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
         ranks_per_node: int
         expert_dtype: str
         dispatcher: str
+        transport: str
         chunks: int
         balance_weight: int | None
         record_trace: bool
@@ -87,7 +89,8 @@ class ReplicatedRoutedExperts(RoutedExperts):
         config = self.config
         settings = (
             config.planner, config.replica_slots, self.cluster, config.expert_dtype,
-            config.dispatcher, config.chunks, config.balance_weight, config.verify_plan,
+            config.dispatcher, config.transport, config.chunks, config.balance_weight,
+            config.verify_plan,
         )  # fmt: skip
         key = (self.group and self.group.group_name, len(self.main_E), self.dims, settings)
         engine = _ENGINES.get(key)
@@ -112,7 +115,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
             transport=(
                 Loopback().transport()
                 if self.group is None
-                else CollectiveTransport(self.group, self.cluster.ranks_per_node)
+                else make_transport(config.transport, self.group, self.cluster.ranks_per_node)
             ),
             lane=make_lane(torch.device(device_type)),
             verify_plan=config.verify_plan,
