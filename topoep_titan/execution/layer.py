@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from topoep_titan.execution.buffers import Buffers
+from topoep_titan.execution.deepep import OpenBuffer, deepep_chunks
 from topoep_titan.execution.dispatchers import plan_chunks
 from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
@@ -35,12 +36,13 @@ class Engine:
     planner: Callable[[Tensor], Plan] | RowPlanner  # load_RE on the CPU to a Plan; deterministic
     main_E: Tensor
     replica_slots: int
-    dispatcher: str  # "alltoall", "dedup" or "dedup-node"
+    dispatcher: str  # "alltoall", "dedup", "dedup-node" or "deepep"
     chunks: int
     compute_dtype: torch.dtype
     transport: Transport
     lane: ThreadLane | StreamLane
     verify_plan: bool = False
+    open_buffer: OpenBuffer | None = None  # with "deepep"
     # Holds the Buffers once the first layer has made them; copies of this engine share it.
     memory: list[Buffers] = field(default_factory=list)
 
@@ -61,7 +63,7 @@ class LayerRecord:
     plan: Plan
     main_E: Tensor  # as the plan was made; experts may move later
     plan_seconds: float
-    rows_RX: Tensor | None  # rows of each rank to each rank and node, where they are deduplicated
+    rows_RX: Tensor | None  # rows of each rank to each rank and node, where we deduplicate them
 
 
 def run_layer(
@@ -100,7 +102,12 @@ def run_layer(
             one_sided=transport.one_sided,
             allocate=transport.allocate,
         )
-    chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
+    if engine.dispatcher == "deepep":
+        width = x_TD.shape[1]
+        chunks = deepep_chunks(engine.open_buffer, plan, slot_TK, width, engine.chunks)
+        rows_RX = None
+    else:
+        chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
     call = Call(
         chunks=chunks,
         copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank, x_TD.device),

@@ -3,24 +3,25 @@
 Letters: R ranks, e = E/R mains a rank, S replica slots a rank, P parts of an expert (w1, w2, w3).
 
 ``symm_mem`` moves copies within a node over peer-mapped memory (``peer_memory.py``) and those
-between nodes as ``collective`` does. ``gin`` leaves the latter to the network card (``gin.py``).
-Tokens and counts travel as in ``CollectiveTransport``. On the CPU ``symm_mem`` works on shared
-memory, and the same kernels run in the SIMT machine of the compiled CPU library.
+between nodes as ``collective`` does. ``gin`` leaves the latter to the network card, whose owner of
+the bytes puts them and signals. Tokens and counts travel as in ``CollectiveTransport``. On the CPU
+``symm_mem`` works on shared memory, and the same kernels run in the SIMT machine of the compiled
+CPU library. On a GPU neither was run yet.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
 import torch
-from topoep_kernels import transfers
+from topoep_kernels import gin, transfers
 from topoep_kernels.library import find
 from torch import Tensor
 
 from topoep_titan.errors import InputError
 from topoep_titan.execution.buffers import empty_each
-from topoep_titan.execution.peer_memory import open_memory
+from topoep_titan.execution.peer_memory import open_memory, open_window
 from topoep_titan.execution.replicas import Copies
-from topoep_titan.execution.transport import CollectiveTransport, ProcessGroup, wait_all
+from topoep_titan.execution.transport import CollectiveTransport, Kind, ProcessGroup, wait_all
 
 ONE_SIDED = ("symm_mem", "gin")
 ALIGNMENT = 16  # bytes: what the kernels move at least
@@ -30,7 +31,7 @@ def missing_for(transport: str) -> str | None:
     """What this machine lacks for ``transport`` ("symm_mem" or "gin"), or None."""
     on_gpu = torch.cuda.is_available()
     if transport == "gin":
-        return "a CUDA device" if not on_gpu else "a host side that drives the library: not written"
+        return gin.missing() if on_gpu else "a CUDA device"
     library = "libtopoep_cuda.so" if on_gpu else "libtopoep_cpu.so"
     if find(library) is None:
         return f"{library}, which is not built: `pip install -e .`" + (" where nvcc is" * on_gpu)
@@ -41,6 +42,10 @@ class OneSidedTransport(CollectiveTransport):
     """Tokens by collectives; expert copies by kernels where the peer's memory is mapped here."""
 
     one_sided = True
+
+    def __init__(self, group: ProcessGroup, ranks_per_node: int, *, network: bool):
+        super().__init__(group, ranks_per_node)
+        self.network = network  # copies to other nodes by the network card
 
     def allocate(
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
@@ -56,40 +61,50 @@ class OneSidedTransport(CollectiveTransport):
         sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
         if not any(sizes):  # no replica slots: nothing is copied
             return empty_each(shapes, dtype, device)
-        self.peers = open_memory(sum(sizes), self.group, self.ranks_per_node, device)
+        if self.network:
+            self.peers = open_window(sum(sizes), self.group, device)
+        else:
+            self.peers = open_memory(sum(sizes), self.group, self.ranks_per_node, device)
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
         pieces = self.peers.memory.split(sizes)
         return [piece.view(dtype).view(shape) for piece, shape in zip(pieces, shapes)]
 
     def pull(self, copies: Copies, mains: Sequence[Tensor], slots: Sequence[Tensor]) -> None:
-        self._move("parameter", transfers.pull_replicas, copies, mains, slots)
+        self.peers.fence()  # mains are written, slots are free
+        pending = self._start("parameter", copies, mains, slots)
+        self._run(transfers.pull_replicas, copies, mains, slots)
+        wait_all(pending)
+        self.peers.fence()  # mains are read
 
     def push(self, copies: Copies, grads: Sequence[Tensor], regions: Sequence[Tensor]) -> None:
-        self._move("gradient", transfers.push_gradients, copies, regions, grads)
+        self.peers.fence()  # regions of the layer before are read
+        pending = self._start("gradient", copies, grads, regions)
+        self._run(transfers.push_gradients, copies, regions, grads)
+        wait_all(pending)
+        self.peers.fence()  # gradients have arrived
 
-    def _move(
-        self,
-        kind: str,
-        kernel: Callable,
-        copies: Copies,
-        theirs: Sequence[Tensor],
-        ours: Sequence[Tensor],
-    ) -> None:
-        """``theirs``: what the kernel addresses on other ranks (mains, or regions); ``ours``: the
-        slots that it fills, or the gradients that it takes. Both come from ``allocate``."""
-        self.peers.fence()  # mains are written; regions of the layer before are read
+    def _start(
+        self, kind: Kind, copies: Copies, source: Sequence[Tensor], target: Sequence[Tensor]
+    ) -> list:
+        """Counts all copies, and sends those between nodes on their way; what to wait for."""
         far = copies.among(lambda peer: not self.peers.base_R[peer])
         near = copies.among(lambda peer: bool(self.peers.base_R[peer]))
-        pulls = kind == "parameter"
-        pending = self.post_pull(far, theirs, ours) if pulls else self.post_push(far, ours, theirs)
-        (theirs_PR, _), (_, ours_P) = self._table(theirs), self._table(ours)
+        network, pulls = self.peers.network, kind == "parameter"
+        for part in (near,) if network is None else (near, far):  # the posts below count
+            for copy in part.outgoing if pulls else part.incoming:
+                for tensor in source:
+                    self.traffic.count_one(kind, copy.peer, tensor[0].nbytes)
+        if network is None:
+            return (self.post_pull if pulls else self.post_push)(far, source, target)
+        return [network.put(copies.expert_G, copies.place_E, source, target, gradients=not pulls)]
+
+    def _run(
+        self, kernel: Callable, copies: Copies, theirs: Sequence[Tensor], ours: Sequence[Tensor]
+    ) -> None:
+        """The kernel for copies within the node, between others' mains or regions and our slots."""
+        everywhere_PR, here_P = self._table(theirs)[0], self._table(ours)[1]
         part_bytes = ours[0][0].nbytes
-        kernel(copies.expert_G, copies.place_E, theirs_PR, ours_P, part_bytes, self.rank)
-        for copy in near.outgoing if pulls else near.incoming:
-            for _ in ours:
-                self.traffic.count_one(kind, copy.peer, part_bytes)
-        wait_all(pending)
-        self.peers.fence()  # mains are read; gradients have arrived
+        kernel(copies.expert_G, copies.place_E, everywhere_PR, here_P, part_bytes, self.rank)
 
     def _table(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Addresses of the parts on all ranks (P, R), 0 where not mapped, and here (P,)."""
@@ -110,5 +125,6 @@ class OneSidedTransport(CollectiveTransport):
 
 def make_transport(name: str, group: ProcessGroup, ranks_per_node: int) -> CollectiveTransport:
     """The transport that a recipe names; "auto" is "collective"."""
-    kind = OneSidedTransport if name in ONE_SIDED else CollectiveTransport
-    return kind(group, ranks_per_node)
+    if name not in ONE_SIDED:
+        return CollectiveTransport(group, ranks_per_node)
+    return OneSidedTransport(group, ranks_per_node, network=name == "gin")

@@ -4,8 +4,9 @@ Letters: R ranks of the expert-parallel group.
 
 ``open_memory`` makes one allocation a rank and maps those of the node's other ranks into this
 process: on CUDA with torch's symmetric memory (peer-mapped over NVLink), on the CPU with files in
-/dev/shm. Kernels address a peer's byte i as ``base_R[peer] + i``. It happens once, for all layers;
-the memory lives as long as the process.
+/dev/shm. Kernels address a peer's byte i as ``base_R[peer] + i``. ``open_window`` does it through
+NCCL, and reaches the ranks of other nodes by the network card. Either happens once, for all layers;
+the memory lives as long as the process. What needs a GPU was not yet run on one.
 """
 
 import errno
@@ -18,6 +19,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from topoep_kernels.gin import Network
 from torch import Tensor
 
 from topoep_titan.errors import InputError
@@ -28,9 +30,11 @@ SHARED = Path("/dev/shm")
 class PeerMemory(Protocol):
     memory: Tensor  # uint8 (n,): this rank's
     base_R: list[int]  # address of each rank's memory here; 0 where it is not mapped
+    network: Network | None  # reaches the ranks that are not mapped
 
     def fence(self) -> None:
-        """Collective over the node: what its ranks wrote before is seen by all that pass.
+        """Collective over the node (with a network, over all ranks): what they wrote before is
+        seen by all that pass.
 
         On CUDA in the order of the current stream; the host does not wait."""
         ...
@@ -51,8 +55,36 @@ def open_memory(
     return opened
 
 
+def open_window(nbytes: int, group: dist.ProcessGroup, device: torch.device) -> PeerMemory:
+    """Collective over ``group``: memory registered with its NCCL communicator.
+
+    Raises InputError when NCCL cannot drive the network from the GPU here.
+    """
+    backend = group._get_backend(device)
+    communicator = backend._comm_ptr()
+    if not communicator:  # NCCL makes it with the first collective
+        raise RuntimeError("the group's NCCL communicator is not there yet")
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool(backend.mem_allocator)):
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    try:
+        return _Window(memory, Network(communicator, memory, group.rank(), group.size()))
+    except RuntimeError as error:
+        raise InputError(
+            'topoep.transport = "gin" needs a network card that NCCL drives from the GPU (GIN): '
+            f'{error}; use "symm_mem" or "collective"'
+        ) from error
+
+
+class _Window:
+    def __init__(self, memory: Tensor, network: Network):
+        self.memory, self.network = memory, network
+        self.base_R, self.fence = network.base_R, network.fence
+
+
 class _SharedFiles:
     """One file a rank, mapped by all; without a name as soon as everyone has mapped it."""
+
+    network = None
 
     def __init__(self, nbytes: int, node: dist.ProcessGroup, device: torch.device):
         self.node = node
@@ -107,7 +139,9 @@ def _map_existing(path: Path) -> mmap.mmap:
 
 
 class _SymmetricMemory:
-    """torch's symmetric memory; compiled and read, but not yet run on a GPU."""
+    """torch's symmetric memory: mapped once, its barrier on the current stream."""
+
+    network = None
 
     def __init__(self, nbytes: int, node: dist.ProcessGroup, device: torch.device):
         import torch.distributed._symmetric_memory as symmetric

@@ -1,6 +1,5 @@
 """Everything about a job that can be wrong before processes start, one clear message each."""
 
-import importlib.util
 import math
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
 from topoep_titan.planning.native import is_built
-from topoep_titan.titan.config import TopoEPConfig, cluster_name
+from topoep_titan.titan.config import cluster_name
+from topoep_titan.titan.deepep import deepep_missing
 from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
 from topoep_titan.titan.layout import check_layout
@@ -68,7 +68,7 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
                 'use "collective", or "auto"'
             )
     if topoep.dispatcher == "deepep":
-        _check_deepep(topoep)
+        _check_deepep(config)
     if topoep.record_trace and config.model.num_experts > 2**15:
         raise InputError(
             f"topoep.record_trace keeps expert ids in int16; model.num_experts is "
@@ -181,18 +181,22 @@ def _check_training(config: TopoEPTrainer.Config) -> None:
         raise InputError("training.enable_cpu_offload: there is nothing to offload from on a CPU")
 
 
-def _check_deepep(topoep: TopoEPConfig) -> None:
-    """torchtitan's own dispatcher: it knows nothing of plans."""
-    if importlib.util.find_spec("deep_ep") is None:
-        raise InputError(
-            'topoep.dispatcher = "deepep" needs the deep_ep package '
-            "(https://github.com/deepseek-ai/DeepEP), which is not installed; "
-            'use "alltoall", "dedup" or "dedup-node"'
-        )
-    raise InputError(
-        'topoep.dispatcher = "deepep" executes no plan and is not connected yet; '
-        'use "alltoall", "dedup" or "dedup-node"'
-    )
+def _check_deepep(config: TopoEPTrainer.Config) -> None:
+    needs = {
+        deepep_missing(): deepep_missing() is None,
+        'topoep.expert_dtype = "bfloat16", which is what it moves': (
+            config.topoep.expert_dtype == "bfloat16"
+        ),
+        "parallelism.expert_parallel_degree of at least 2": (
+            config.parallelism.expert_parallel_degree > 1
+        ),
+    }
+    for need, met in needs.items():
+        if not met:
+            raise InputError(
+                f'topoep.dispatcher = "deepep" needs {need}; '
+                'or use "alltoall", "dedup" or "dedup-node"'
+            )
 
 
 def _check_converters(config: TopoEPTrainer.Config) -> None:

@@ -17,6 +17,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
+from topoep_titan.execution.deepep import PLANNED_AS
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
@@ -26,6 +27,7 @@ from topoep_titan.placement.statistics import SetSample
 from topoep_titan.planning import make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.config import used_slots
+from topoep_titan.titan.deepep import buffer_opener
 
 # One engine for all layers with the same expert-parallel group and settings; it lives as long as
 # the layers do.
@@ -119,6 +121,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
             ),
             lane=make_lane(torch.device(device_type)),
             verify_plan=config.verify_plan,
+            open_buffer=buffer_opener(self.group) if config.dispatcher == "deepep" else None,
         )
 
     def _slots(self) -> int:
@@ -134,7 +137,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
             options["balance_weight"] = config.balance_weight
         return make_planner(
             config.planner,
-            config.dispatcher,
+            PLANNED_AS if config.dispatcher == "deepep" else config.dispatcher,
             main_E=self.main_E,
             cluster=self.cluster,
             model_dims=self.dims,
