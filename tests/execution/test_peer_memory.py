@@ -27,7 +27,7 @@ from topoep_titan.errors import InputError
 from topoep_titan.execution import pipeline
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, run_layer
-from topoep_titan.execution.one_sided import make_transport
+from topoep_titan.execution.one_sided import TransportError, make_transport
 from topoep_titan.planning.plan import unbalanced_plan
 
 CPU = torch.device("cpu")
@@ -152,6 +152,27 @@ def compare_training(rank, ranks, per_node):
 def test_steps_over_shared_memory_equal_collective_ones(four_ranks, per_node):
     """Layers share slots and regions, backward pulls again, and the sums are the kernel's."""
     four_ranks.run(compare_training, per_node)
+
+
+def wrong_addresses(rank, ranks, kind):
+    transport = make_transport("symm_mem", dist.group.WORLD, ranks)
+    move = transport._run
+
+    def shifted(kernel, copies, theirs, ours):
+        if kernel.__name__ == kind:
+            everywhere_PR, here_P = transport._table(ours)
+            transport.tables[ours[0].data_ptr()] = everywhere_PR, here_P + 16
+        move(kernel, copies, theirs, ours)
+
+    transport._run = shifted
+    with pytest.raises(TransportError, match="did not arrive as sent"):
+        train(transport, chunks=1, recompute=False)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["pull_replicas", "push_gradients"])
+def test_a_run_stops_when_its_first_copies_are_wrong(four_ranks, kind):
+    four_ranks.run(wrong_addresses, kind)
 
 
 def odd_experts(rank, ranks):

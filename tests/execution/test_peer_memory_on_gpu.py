@@ -53,6 +53,9 @@ class StagedCopies(Staged):
 class OneSided(OneSidedTransport):
     gather, exchange = Staged.gather, Staged.exchange
 
+    def _verify(self, *_):
+        """Not here: it would copy by NCCL."""
+
 
 def compare_on(rank: int, ranks: int, device: str):
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"  # read by torch's rendezvous

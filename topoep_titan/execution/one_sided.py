@@ -6,7 +6,7 @@ Letters: R ranks, e = E/R mains a rank, S replica slots a rank, P parts of an ex
 between nodes as ``collective`` does. ``gin`` leaves the latter to the network card, whose owner of
 the bytes puts them and signals. Tokens and counts travel as in ``CollectiveTransport``. On the CPU
 ``symm_mem`` works on shared memory, and the same kernels run in the SIMT machine of the compiled
-CPU library. On a GPU neither was run yet.
+CPU library. On a GPU neither was run yet; a run's first copies are compared with collective ones.
 """
 
 import math
@@ -38,6 +38,10 @@ def missing_for(transport: str) -> str | None:
     return None
 
 
+class TransportError(RuntimeError):
+    """Copies that peers made through mapped memory are not the bytes that they sent."""
+
+
 class OneSidedTransport(CollectiveTransport):
     """Tokens by collectives; expert copies by kernels where the peer's memory is mapped here."""
 
@@ -46,6 +50,7 @@ class OneSidedTransport(CollectiveTransport):
     def __init__(self, group: ProcessGroup, ranks_per_node: int, *, network: bool):
         super().__init__(group, ranks_per_node)
         self.network = network  # copies to other nodes by the network card
+        self.unverified = {"parameter", "gradient"}
 
     def allocate(
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
@@ -74,6 +79,7 @@ class OneSidedTransport(CollectiveTransport):
         pending = self._start("parameter", copies, mains, slots)
         self._run(transfers.pull_replicas, copies, mains, slots)
         wait_all(pending)
+        self._verify("parameter", copies, mains, slots)
         self.peers.fence()  # mains are read
 
     def push(self, copies: Copies, grads: Sequence[Tensor], regions: Sequence[Tensor]) -> None:
@@ -82,6 +88,7 @@ class OneSidedTransport(CollectiveTransport):
         self._run(transfers.push_gradients, copies, regions, grads)
         wait_all(pending)
         self.peers.fence()  # gradients have arrived
+        self._verify("gradient", copies, grads[:1], regions[:1])  # one part: regions are large
 
     def _start(
         self, kind: Kind, copies: Copies, source: Sequence[Tensor], target: Sequence[Tensor]
@@ -105,6 +112,28 @@ class OneSidedTransport(CollectiveTransport):
         everywhere_PR, here_P = self._table(theirs)[0], self._table(ours)[1]
         part_bytes = ours[0][0].nbytes
         kernel(copies.expert_G, copies.place_E, everywhere_PR, here_P, part_bytes, self.rank)
+
+    def _verify(
+        self, kind: Kind, copies: Copies, source: Sequence[Tensor], target: Sequence[Tensor]
+    ) -> None:
+        """The first pull and push of a run are made by collectives too, and must agree bit for bit.
+
+        Raises TransportError: peers' memory, addresses or fences are not what they should be."""
+        if kind not in self.unverified:
+            return
+        self.unverified.remove(kind)
+        expected = [torch.empty_like(tensor) for tensor in target]
+        plain, pulls = CollectiveTransport(self.group, self.ranks_per_node), kind == "parameter"
+        (plain.pull if pulls else plain.push)(copies, source, expected)
+        for copy in copies.incoming if pulls else copies.outgoing:
+            at = copy.slot if pulls else (copy.peer, copy.main)
+            for ours, theirs in zip(target, expected):
+                if not torch.equal(ours[at].view(torch.uint8), theirs[at].view(torch.uint8)):
+                    raise TransportError(
+                        f"the first {kind} copies of a run did not arrive as sent: rank "
+                        f"{self.rank}, peer {copy.peer}, main {copy.main}, slot {copy.slot}; "
+                        'use topoep.transport = "collective", and report this machine'
+                    )
 
     def _table(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Addresses of the parts on all ranks (P, R), 0 where not mapped, and here (P,)."""

@@ -155,12 +155,9 @@ class _SymmetricMemory:
                 "topoep.transport: the GPUs of this node cannot map each other's memory "
                 f'({error}); check topoep.ranks_per_node, or use "collective"'
             ) from error
-        self.base_R = [
-            self.handle.get_remote_tensor(peer, (nbytes,), torch.uint8).data_ptr()
-            for peer in range(self.handle.world_size)
-        ]
-        if self.base_R[self.handle.rank] != self.memory.data_ptr():
-            raise RuntimeError("torch's symmetric memory mapped another address than it allocated")
+        # Where in torch's block the allocation begins: all ranks have allocated alike.
+        inside = self.memory.data_ptr() - self.handle.buffer_ptrs[self.handle.rank]
+        self.base_R = [address + inside for address in self.handle.buffer_ptrs]
         # Waits for a slow rank, but not for ever for a dead one.
         self.timeout_ms = _timeout(node, device) // timedelta(milliseconds=1)
 

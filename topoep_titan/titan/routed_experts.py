@@ -21,7 +21,7 @@ from topoep_titan.execution.deepep import PLANNED_AS
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
-from topoep_titan.execution.one_sided import make_transport
+from topoep_titan.execution.one_sided import ONE_SIDED, make_transport
 from topoep_titan.execution.transport import Transport
 from topoep_titan.placement.statistics import SetSample
 from topoep_titan.planning import make_planner, planner_named
@@ -107,6 +107,9 @@ class ReplicatedRoutedExperts(RoutedExperts):
 
     def _make_engine(self) -> Engine:
         config = self.config
+        unproven = {config.transport, config.dispatcher} & {*ONE_SIDED, "deepep"}
+        if unproven and device_type == "cuda":
+            logger.warning(f"{', '.join(sorted(unproven))}: not yet run on a GPU by its authors")
         return Engine(
             planner=self._planner(),
             main_E=self.main_E,
