@@ -17,7 +17,7 @@ torchtitan's own dispatcher relies on of it:
 
 The buffer comes from torchtitan (``titan/deepep.py``); tests put a stand-in in its place. Without
 ``debug.deterministic`` rows arrive in any order, and sums over them do not repeat bit for bit. What
-DeepEP sends is not counted in ``transport.traffic``.
+DeepEP sends is not counted in ``transport.traffic``; its wait for the host, one each dispatch, is.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,8 @@ class DeepEPHop:
 
     buffer: Any
     handle: Any  # what DeepEP knows of the dispatch
-    arrived_NK: Tensor  # bool: the picks that are this rank's; row-major, the arrived assignments
+    arrived_A: Tensor  # int64: arrived assignments, as positions in (N, K)
+    shape_NK: torch.Size
     take: Take  # the chunk's tokens among this rank's
     order_A: Tensor  # int64: the chunk's assignments, token by token
 
@@ -57,8 +58,8 @@ class DeepEPHop:
         """As ``Hop.back``: a row per token of the chunk, summed over ranks, a number per pick."""
         weights_NK = None
         if value_A is not None:
-            weights_NK = value_A.new_zeros(self.arrived_NK.shape)
-            weights_NK[self.arrived_NK] = value_A
+            weights_NK = value_A.new_zeros(self.shape_NK)
+            weights_NK.view(-1)[self.arrived_A] = value_A
         sums_TD, sent_TK, _ = self.buffer.combine(
             rows_ND, handle=self.handle, topk_weights=weights_NK
         )
@@ -73,7 +74,12 @@ OpenBuffer = Callable[[int, int, int, int], tuple[Any, int]]
 
 
 def deepep_chunks(
-    open_buffer: OpenBuffer, plan: Plan, slot_TK: Tensor, width: int, chunks: int
+    open_buffer: OpenBuffer,
+    plan: Plan,
+    slot_TK: Tensor,
+    width: int,
+    transport: Transport,
+    chunks: int,
 ) -> list[partial]:
     """One dispatch call for each chunk, as ``plan_chunks`` makes them: of two, tokens
     [0, ceil(T/2)) and the others. Collective, like the calls."""
@@ -89,7 +95,7 @@ def deepep_chunks(
         "num_max_tokens_per_rank": most if chunks == 1 else (most + 1) // 2,
         "num_sms": num_sms,
     }
-    return [partial(_dispatch, buffer, slot_TK, span, settings) for span in spans]
+    return [partial(_dispatch, buffer, slot_TK, span, settings, transport) for span in spans]
 
 
 def _dispatch(
@@ -97,6 +103,7 @@ def _dispatch(
     slot_TK: Tensor,
     span: tuple[int, int],
     settings: dict[str, int],
+    transport: Transport,
     x_TD: Tensor,
     score_N: Tensor,
 ) -> tuple[Route, Tensor, Tensor]:
@@ -111,13 +118,15 @@ def _dispatch(
         do_expand=False,
         do_cpu_sync=True,
     )
-    rows_P = handle.num_recv_tokens_per_expert_list
-    arrived_NK = own_NK >= 0
-    order_M, _ = kernels_for(x_TD.device).bucket(own_NK[arrived_NK].long(), len(rows_P))
+    transport.host_syncs += x_TD.is_cuda
+    rows_P = list(handle.num_recv_tokens_per_expert_list)  # on the host: nothing else need wait
+    arrived_A = torch.nonzero_static(own_NK.view(-1) >= 0, size=sum(rows_P)).squeeze(1)
+    own_A = own_NK.view(-1)[arrived_A].long()
+    order_M, _ = kernels_for(x_TD.device).bucket(own_A, len(rows_P))
     hop = DeepEPHop(
-        buffer, handle, arrived_NK, take,
+        buffer, handle, arrived_A, own_NK.shape, take,
         order_A=torch.arange(first * top_k, last * top_k, device=x_TD.device),
     )  # fmt: skip
-    row_A = arrived_NK.nonzero()[:, 0]
-    route = Route((hop,), Take(row_A[order_M], len(rows_ND)), order_M, list(rows_P))
-    return route, rows_ND, score_NK[arrived_NK][order_M]
+    picked_M = arrived_A[order_M]
+    route = Route((hop,), Take(picked_M // top_k, len(rows_ND)), order_M, rows_P)
+    return route, rows_ND, score_NK.view(-1)[picked_M]

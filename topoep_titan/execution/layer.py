@@ -103,8 +103,9 @@ def run_layer(
             allocate=transport.allocate,
         )
     if engine.dispatcher == "deepep":
-        width = x_TD.shape[1]
-        chunks = deepep_chunks(engine.open_buffer, plan, slot_TK, width, engine.chunks)
+        chunks = deepep_chunks(
+            engine.open_buffer, plan, slot_TK, x_TD.shape[1], transport, engine.chunks
+        )
         rows_RX = None
     else:
         chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
