@@ -1,6 +1,7 @@
 """Expert copies by kernels over shared memory: bit for bit what collectives bring."""
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -25,6 +26,7 @@ from tests.execution.layer_cases import (
 from tests.native_library import build_or_skip
 from topoep_titan.errors import InputError
 from topoep_titan.execution import pipeline
+from topoep_titan.execution.buffers import Buffers
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, run_layer
 from topoep_titan.execution.one_sided import TransportError, make_transport
@@ -152,6 +154,32 @@ def compare_training(rank, ranks, per_node):
 def test_steps_over_shared_memory_equal_collective_ones(four_ranks, per_node):
     """Layers share slots and regions, backward pulls again, and the sums are the kernel's."""
     four_ranks.run(compare_training, per_node)
+
+
+def compare_with_slow_ranks(rank, ranks):
+    """Rank 1 is late with its mains, and rank 2 with what its kernels copy."""
+
+    def late(call, when):
+        def waits(*arguments):
+            if when:
+                time.sleep(0.05)
+            return call(*arguments)
+
+        return waits
+
+    settings = {"chunks": 1, "recompute": False}
+    expected = train(make_transport("collective", dist.group.WORLD, ranks), **settings)
+    one_sided = make_transport("symm_mem", dist.group.WORLD, ranks)
+    one_sided.unverified.clear()
+    one_sided._run = late(one_sided._run, rank == 2)
+    written = late(Buffers.main_parameters, rank == 1)
+    with patch.object(Buffers, "main_parameters", written):
+        assert train(one_sided, **settings) == expected
+
+
+@pytest.mark.ranks
+def test_fences_wait_for_slow_ranks(four_ranks):
+    four_ranks.run(compare_with_slow_ranks)
 
 
 def wrong_addresses(rank, ranks, kind):
