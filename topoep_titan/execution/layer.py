@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from topoep_titan.execution.buffers import Buffers
+from topoep_titan.execution.deepep import OpenBuffer, deepep_chunks
 from topoep_titan.execution.dispatchers import plan_chunks
 from topoep_titan.execution.experts import PLAIN, Matmuls
 from topoep_titan.execution.lane import StreamLane, ThreadLane
@@ -36,13 +37,14 @@ class Engine:
     planner: Callable[[Tensor], Plan] | RowPlanner  # load_RE on the CPU to a Plan; deterministic
     main_E: Tensor
     replica_slots: int
-    dispatcher: str  # "alltoall", "dedup" or "dedup-node"
+    dispatcher: str  # "alltoall", "dedup", "dedup-node" or "deepep"
     chunks: int
     compute_dtype: torch.dtype
     transport: Transport
     lane: ThreadLane | StreamLane
     matmuls: Matmuls = PLAIN
     verify_plan: bool = False
+    open_buffer: OpenBuffer | None = None  # with "deepep"
     # Holds the Buffers once the first layer has made them; copies of this engine share it.
     memory: list[Buffers] = field(default_factory=list)
 
@@ -63,7 +65,7 @@ class LayerRecord:
     plan: Plan
     main_E: Tensor  # as the plan was made; experts may move later
     plan_seconds: float
-    rows_RX: Tensor | None  # rows of each rank to each rank and node, where they are deduplicated
+    rows_RX: Tensor | None  # rows of each rank to each rank and node, where we deduplicate them
 
 
 def run_layer(
@@ -100,11 +102,18 @@ def run_layer(
             replica_slots=engine.replica_slots,
             compute_dtype=engine.compute_dtype,
             one_sided=transport.one_sided,
+            allocate=transport.allocate,
         )
-    chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
+    if engine.dispatcher == "deepep":
+        chunks = deepep_chunks(
+            engine.open_buffer, plan, slot_TK, x_TD.shape[1], transport, engine.chunks
+        )
+        rows_RX = None
+    else:
+        chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
     call = Call(
         chunks=chunks,
-        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
+        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank, x_TD.device),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
         matmuls=engine.matmuls,

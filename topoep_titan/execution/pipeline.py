@@ -37,7 +37,7 @@ from topoep_titan.execution.hops import (
     rows_back,
 )
 from topoep_titan.execution.lane import StreamLane, ThreadLane
-from topoep_titan.execution.replicas import Copies
+from topoep_titan.execution.replicas import Copies, add_arrived
 from topoep_titan.execution.transport import Transport
 
 
@@ -181,9 +181,8 @@ def _backward(grad_TD: Tensor, weights: Experts, routes: list[Route], saved: lis
     grad_score_N[score_order_N] = _joined(values)
     if pushed is not None:
         pushed.result()
-        for copy in call.copies.outgoing:  # by ascending host: the order of the sum is fixed
-            for total, region in zip(totals[0], buffers.regions):
-                total[copy.main] += region[copy.peer, copy.main]
+        for total, region in zip(totals[0], buffers.regions):
+            add_arrived(total, region, call.copies, transport.rank)
     grads = [total.to(weight.dtype) for total, weight in zip(totals[0], weights)]
     return grad_x_TD, grad_score_N, grads
 

@@ -1,6 +1,5 @@
 """Everything about a job that can be wrong before processes start, one clear message each."""
 
-import importlib.util
 import math
 from pathlib import Path
 
@@ -8,14 +7,15 @@ from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
-from topoep_titan.execution.one_sided import LIBRARIES, missing_for
+from topoep_titan.execution.one_sided import ONE_SIDED, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
 from topoep_titan.planning.native import is_built
-from topoep_titan.titan.config import TopoEPConfig, cluster_name
+from topoep_titan.titan.config import cluster_name
+from topoep_titan.titan.deepep import deepep_missing
 from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.float8 import ALIGNMENT, float8_experts_missing, float8_missing
 from topoep_titan.titan.layout import check_layout
@@ -60,7 +60,7 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
     if topoep.balance_weight is not None and topoep.balance_weight < 0:
         raise InputError(f"topoep.balance_weight is {topoep.balance_weight}; give 0 or more")
-    if topoep.transport in LIBRARIES:
+    if topoep.transport in ONE_SIDED:
         missing = missing_for(topoep.transport)
         if missing:
             raise InputError(
@@ -68,7 +68,7 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
                 'use "collective", or "auto"'
             )
     if topoep.dispatcher == "deepep":
-        _check_deepep(topoep)
+        _check_deepep(config)
     if topoep.record_trace and config.model.num_experts > 2**15:
         raise InputError(
             f"topoep.record_trace keeps expert ids in int16; model.num_experts is "
@@ -186,18 +186,22 @@ def _check_training(config: TopoEPTrainer.Config) -> None:
         )
 
 
-def _check_deepep(topoep: TopoEPConfig) -> None:
-    """torchtitan's own dispatcher: it knows nothing of plans."""
-    if importlib.util.find_spec("deep_ep") is None:
-        raise InputError(
-            'topoep.dispatcher = "deepep" needs the deep_ep package '
-            "(https://github.com/deepseek-ai/DeepEP), which is not installed; "
-            'use "alltoall", "dedup" or "dedup-node"'
-        )
-    raise InputError(
-        'topoep.dispatcher = "deepep" executes no plan and is not connected yet; '
-        'use "alltoall", "dedup" or "dedup-node"'
-    )
+def _check_deepep(config: TopoEPTrainer.Config) -> None:
+    needs = {
+        deepep_missing(): deepep_missing() is None,
+        'topoep.expert_dtype = "bfloat16", which is what it moves': (
+            config.topoep.expert_dtype == "bfloat16"
+        ),
+        "parallelism.expert_parallel_degree of at least 2": (
+            config.parallelism.expert_parallel_degree > 1
+        ),
+    }
+    for need, met in needs.items():
+        if not met:
+            raise InputError(
+                f'topoep.dispatcher = "deepep" needs {need}; '
+                'or use "alltoall", "dedup" or "dedup-node"'
+            )
 
 
 def _check_converters(config: TopoEPTrainer.Config) -> None:

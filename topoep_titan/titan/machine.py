@@ -1,6 +1,5 @@
 """What this machine has for training, and what it lacks and why: devices, libraries, transports."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from topoep_kernels.library import BUILD_COMMAND, cpu_library, find
 
 from topoep_titan.execution.one_sided import missing_for
+from topoep_titan.titan.deepep import deepep_missing
 from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.float8 import (
     float8_experts_missing,
@@ -38,9 +38,7 @@ def machine_report() -> dict[str, Any]:
             "transport: gin": _transport("gin"),
             "float8: linears": _float8(float8_missing(), has_float8_matmuls()),
             "float8: experts": _float8(float8_experts_missing(), not on_cpu()),
-            "dispatcher: deep_ep": _check(
-                importlib.util.find_spec("deep_ep") is not None, "the package is not installed"
-            ),
+            "dispatcher: deepep": _check(deepep_missing() is None, f"needs {deepep_missing()}"),
         },
     }
 

@@ -29,7 +29,7 @@ from torchtitan.distributed.utils import init_fake_mode, set_spmd_backend
 from torchtitan.tools import utils
 
 from topoep_titan.execution.buffers import buffer_bytes
-from topoep_titan.execution.one_sided import LIBRARIES  # of the one-sided transports
+from topoep_titan.execution.one_sided import ONE_SIDED
 from topoep_titan.titan.activations import (
     backward_bytes_of_layer,
     is_moe,
@@ -202,7 +202,7 @@ def _balancing(config: TopoEPTrainer.Config) -> tuple[int, int]:
         experts=model.num_experts,
         ranks=ranks,
         replica_slots=slots,
-        mains=topoep.transport in LIBRARIES
+        mains=(topoep.transport in ONE_SIDED and slots > 0)
         or config.training.mixed_precision_param != topoep.expert_dtype,
     )
     each = 4 + ("float8_experts" in config.converters)
