@@ -21,6 +21,7 @@ PROGRAMS = (
     "model_shapes", "replica_placement", "pipeline_timeline", "two_stage_example", "slot_budget",
     "solver_latency", "latency_breakdown", "throughput_by_skew", "planner_throughput",
     "loss_equivalence", "execution_location", "coupling_speedup", "emergence", "scale_study",
+    "coupling_scale",
 )  # fmt: skip
 # Needs a recorded trace: run by hand, its result is kept and reported.
 BY_HAND = ("expert_skew",)

@@ -16,7 +16,7 @@ for (const button of document.querySelectorAll("thead button")) {
   });
 }
 
-// A slider shows each layer's values at its step; darker is nearer to balance, on one scale.
+// A slider shows each layer's values at its step, on one scale: orange above 1, blue below.
 for (const figure of document.querySelectorAll("figure.steps")) {
   const { steps, rows } = JSON.parse(figure.querySelector("script").textContent);
   const slider = figure.querySelector("input");
@@ -28,9 +28,11 @@ for (const figure of document.querySelectorAll("figure.steps")) {
       layers.forEach((layer, index) => {
         const cell = figure.querySelector("tbody").rows[row].cells[index + 1];
         const value = layer[slider.value];
-        const share = value === null ? 0 : Math.round((100 * (value - 1)) / (top - 1));
         cell.textContent = value === null ? "\u2013" : value.toFixed(2);
-        cell.style.background = `color-mix(in srgb, #dd7330 ${share}%, transparent)`;
+        const over = value === null ? 0 : value < 1 ? value - 1 : (value - 1) / (top - 1);
+        const share = Math.round(100 * Math.abs(over));
+        const colour = over < 0 ? "#3b86d1" : "#dd7330";
+        cell.style.background = `color-mix(in srgb, ${colour} ${share}%, transparent)`;
       });
     });
   };
