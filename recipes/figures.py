@@ -18,10 +18,10 @@ from topoep_titan.errors import InputError
 from topoep_titan.reports.published import read_answers, write_answers
 
 PROGRAMS = (
-    "model_shapes", "replica_placement", "pipeline_timeline", "two_stage_example", "slot_budget",
-    "solver_latency", "latency_breakdown", "throughput_by_skew", "planner_throughput",
-    "loss_equivalence", "execution_location", "coupling_speedup", "emergence", "scale_study",
-    "coupling_scale",
+    "model_shapes", "replica_placement", "pipeline_timeline", "measured_timeline",
+    "two_stage_example", "slot_budget", "solver_latency", "latency_breakdown",
+    "throughput_by_skew", "planner_throughput", "loss_equivalence", "execution_location",
+    "coupling_speedup", "emergence", "scale_study", "coupling_scale",
 )  # fmt: skip
 # Needs a recorded trace: run by hand, its result is kept and reported.
 BY_HAND = ("expert_skew",)

@@ -66,7 +66,7 @@ def question() -> dict:
                   "(see Figure 12)"),
         ],
         "conditions": "the busiest rank's times, milliseconds; a schedule without contention "
-        "between streams. A timeline of a real run on GPUs: not yet run.",
+        "between streams. `measured_timeline` has a real layer on CPU ranks; on GPUs: not yet run.",
         "tables": [],
         "curves": [],
         "bars": bars,

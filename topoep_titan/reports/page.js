@@ -16,12 +16,14 @@ for (const button of document.querySelectorAll("thead button")) {
   });
 }
 
-// A slider shows each layer's values at its step, on one scale: orange above 1, blue below.
+// A slider shows each layer's values at its step: orange above 1 (full at 2 or the largest), blue
+// below. All sliders of as many steps move together.
+const sliders = [];
 for (const figure of document.querySelectorAll("figure.steps")) {
   const { steps, rows } = JSON.parse(figure.querySelector("script").textContent);
   const slider = figure.querySelector("input");
   const values = Object.values(rows).flat(2).filter((value) => value !== null);
-  const top = Math.max(1.01, ...values);
+  const top = Math.max(2, ...values);
   const show = () => {
     figure.querySelector("output").textContent = steps[slider.value];
     Object.values(rows).forEach((layers, row) => {
@@ -36,6 +38,12 @@ for (const figure of document.querySelectorAll("figure.steps")) {
       });
     });
   };
-  slider.addEventListener("input", show);
+  sliders.push({ slider, show });
+  slider.addEventListener("input", () => {
+    for (const other of sliders.filter((each) => each.slider.max === slider.max)) {
+      other.slider.value = slider.value;
+      other.show();
+    }
+  });
   show();
 }

@@ -16,7 +16,8 @@ from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 
 LOADS = ("rank_load_before", "rank_load")  # of each rank over the mean rank
 CELL = 12  # pixels of one rank and layer
-LEVEL, BUSY, IDLE = (250, 250, 248), (221, 115, 48), (59, 134, 209)  # RGB at 1, at the most, at 0
+# RGB: at 1, at the most, at 0, and between the halves
+LEVEL, BUSY, IDLE, GAP = (250, 250, 248), (221, 115, 48), (59, 134, 209), (91, 101, 112)
 
 
 def gather_rank_loads(
@@ -69,4 +70,5 @@ def picture(layers: list[dict[str, list[float]]]) -> np.ndarray:
     over, under = (load - 1).clip(0) / (most - 1), (1 - load).clip(0)
     level, busy, idle = (np.array(colour) for colour in (LEVEL, BUSY, IDLE))
     colours = level + over * (busy - level) + under * (idle - level)
+    colours[:, halves[0].shape[1]] = GAP
     return colours.round().astype(np.uint8).repeat(CELL, 0).repeat(CELL, 1)
