@@ -46,8 +46,7 @@ bench-data: $(STAMP)  ## measure the data pipeline, as ratios to a reference on 
 	$(BIN)/python -m data.bench --json outputs/bench-data.json
 
 train: $(STAMP)    ## check RECIPE, then train it with NPROC processes into outputs/NAME
-	$(BIN)/python train.py $(RECIPE) --check --nproc $(NPROC) --name $(NAME) $(ARGS)
-	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) train.py $(RECIPE) --name $(NAME) $(ARGS)
+	$(BIN)/python train.py $(RECIPE) --nproc $(NPROC) --name $(NAME) $(ARGS)
 
 reproduce-glm: demo-data  ## train GLM-4.5 MoE under each of PLANNERS and write the report
 	$(BIN)/python -m recipes.reproduce toml_configs/glm4_moe_debug.toml --name reproduce-glm \

@@ -1,12 +1,14 @@
-"""Train one recipe:  torchrun --nproc-per-node N train.py RECIPE [--name X] [--section.key value]
+"""Train one recipe:  python train.py RECIPE [--nproc N] [--name X] [--section.key value]
 
-With --check it validates recipe, layout, data and output folder in one process and exits with 2
-and one message when something is wrong. `make train` runs that first.
+It checks recipe, layout, data and output folder, exits with 2 and one message when something is
+wrong, and then starts N ranks on this machine (default: as many as the recipe says). With --check
+it stops before. Across machines: torchrun ... train.py RECIPE, the same on each of them.
 """
 
 import argparse
 import logging
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,42 +20,41 @@ device.install()  # before anything else of torchtitan is imported
 import torch.distributed as dist
 from torchtitan.tools.logging import init_logger, logger
 
+from data.tasks import die_with_parent
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
+from topoep_titan.titan.launch import launch
+from topoep_titan.titan.resume import resume_from
 from topoep_titan.titan.run_folder import RESULT, open_run, run_folder, run_state
-
-STATES = {
-    "new": "will be made",
-    "resume": "will go on",
-    "finished": "is finished (its result.json stays)",
-}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, usage="train.py RECIPE [options] [ARGS]")
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--check", action="store_true", help="validate only")
-    parser.add_argument("--nproc", type=int, help="processes to check the layout for")
+    parser.add_argument("--nproc", type=int, help="processes (default: the recipe's)")
     parser.add_argument("--name", help="output folder outputs/NAME (default: the recipe's name)")
     options, arguments = parser.parse_known_args()
-    first = os.environ.get("RANK", "0") == "0"
+    rank = os.environ.get("RANK")  # set by torchrun
     try:
-        job = prepare(options, arguments, first)
+        job = prepare(options, arguments, first=rank in (None, "0"))
+        if job is None:
+            return 0
+        if rank is None:
+            return start(options, arguments, *job[:2])
         # Locked while this process trains, by the rank that fills the folder.
-        lock = open_run(*job[1:]) if job and first else nullcontext()
+        lock = open_run(*job[1:]) if rank == "0" else nullcontext()
     except InputError as error:
-        if first:
-            print(f"train.py: {error}", file=sys.stderr)
+        if rank in (None, "0"):
+            print(f"train.py: {error}", file=sys.stderr, flush=True)
         return 2
-    if job:
-        config, folder, _ = job
-        with lock:
-            train(complete(config, folder))
+    with lock:
+        train(complete(*job[:2]))
     return 0
 
 
-def prepare(options: argparse.Namespace, arguments: list[str], first: bool):
+def prepare(options: argparse.Namespace, arguments: list[str], *, first: bool):
     """(config, folder, resolved table) of the run to train; None when checking was all.
 
     Raises InputError for everything that is wrong.
@@ -68,19 +69,46 @@ def prepare(options: argparse.Namespace, arguments: list[str], first: bool):
     # refuses, torchrun ends them. That a run is finished, all ranks see alike.
     finished = (folder / RESULT).exists()
     state = run_state(folder, table) if first or finished else "new"
-    if options.check or state == "finished":
-        if first:
-            print(f"{options.recipe}: ok, {world} processes, {folder} {STATES[state]}")
-        return None
-    if "RANK" not in os.environ:
-        raise InputError(f"start it with torchrun, or: make train RECIPE={options.recipe}")
-    return config, folder, table
+    if first:
+        print(
+            f"{options.recipe}: ok, {world} processes, {folder} {describe(state, config, folder)}",
+            flush=True,
+        )
+    return None if options.check or state == "finished" else (config, folder, table)
+
+
+def describe(state: str, config, folder: Path) -> str:
+    """What training does with ``folder``. Raises InputError when no checkpoint there is whole."""
+    if state == "new":
+        return "will be made"
+    if state == "finished":
+        return "is finished (its result.json stays)"
+    if not config.checkpoint.enable:
+        return "was interrupted and starts again from step 1 (checkpoint.enable is false)"
+    found = resume_from(folder / config.checkpoint.folder, config.checkpoint.load_step)
+    goes_on = (
+        "was interrupted before its first checkpoint and starts again from step 1"
+        if found.step is None
+        else f"goes on after step {found.step} of {config.training.steps}"
+    )
+    return "\n".join([goes_on, *(f"note: {note}" for note in found.notes)])
+
+
+def start(options: argparse.Namespace, arguments: list[str], config, folder: Path) -> int:
+    """Ranks on this machine, by the same arguments; the exit code."""
+    command = [__file__, str(options.recipe), *arguments]
+    if options.name:
+        command += ["--name", options.name]
+    code = launch(command, folder, nproc=config.nproc, steps=config.training.steps)
+    if code == 130:
+        print(f"the same command again: {folder} {describe('resume', config, folder)}")
+    return code
 
 
 def train(config) -> None:
     init_logger()
     device.share_cores()
-    device.die_with_launcher()
+    die_with_parent(signal.SIGTERM)  # or ranks of a killed torchrun would hold the lock
     logger.setLevel(logging.INFO if os.environ["RANK"] == "0" else logging.WARNING)
     trainer = config.build()
     # One rank speaks: the one that has the loss (under pipeline parallelism not rank 0).

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,7 +188,9 @@ def _read(items: list[Input], config: Config, work: Path, part: range, workers: 
     todo = [items[number] for number in part if not done(items[number], work)]
     sizes = [sum(item.stamp()[::2]) / 1e6 for item in todo]
     tasks = [(item, config, work) for item in todo]
-    run_tasks("read", "MB", tasks, read_input, sizes, workers)
+    files = Counter(item.source for item in items)
+    tokens = [config.sources[item.source].tokens / files[item.source] for item in todo]
+    run_tasks("read", "MB", tasks, read_input, sizes, workers, budget=sum(tokens) / 1e6)
     forget()
 
 

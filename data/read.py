@@ -17,6 +17,7 @@ import array
 import contextlib
 import glob
 import hashlib
+import io
 import json
 import os
 import re
@@ -35,8 +36,9 @@ from data.files import space_left_or_say, write_whole
 from data.inputs import Input
 from data.near import Signer
 from data.records import decoded, read_records, repaired
-from data.remote import endpoint, open_url
+from data.remote import HttpFile, endpoint
 from data.sources import DATASETS, Rejected, without_template
+from data.tasks import report
 
 DIGEST = np.dtype(
     [
@@ -52,6 +54,7 @@ _SPACES = bytes.maketrans(
     b"\t\n\r\x0b\x0c\x1c\x1d\x1e\x1f", b" " * 9
 )  # with _WIDE_SPACE: str.isspace
 _WIDE_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+REPORTED = 2**20  # bytes of text between two reports of progress
 MARGIN = 20  # records: below this many no fraction of bad ones fails a run
 
 
@@ -76,12 +79,15 @@ def read_input(item: Input, config: Config, folder: Path) -> None:
     stamp = item.stamp()
     digests, ends, taken, seen = [], array.array("q"), hashlib.sha256(), set()
     signer = Signer() if config.near_dedup else None
-    partial = None  # why the file could not be read to its end
+    partial, reported = None, 0  # why the file could not be read to its end; bytes of text
     with _Spool(folder, item.stem, signer is not None) as spool:
         try:
             for text in _texts(item, config, counts, quarantine):
                 raw = text.encode()
                 counts.bytes += len(raw)
+                if counts.bytes - reported >= REPORTED:
+                    report(0, text=counts.bytes - reported)
+                    reported = counts.bytes
                 taken.update(b"%d:" % len(raw))
                 taken.update(raw)
                 digest = digest_of(text)
@@ -178,7 +184,9 @@ def _records(item: Input, config: Config) -> Iterator[tuple[str, int, object]]:
     if source.files is not None:
         for path in sorted(glob.glob(item.place, recursive=True)):
             if os.path.isfile(path):
-                text = decoded(Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf"))
+                content = Path(path).read_bytes()
+                report(len(content) / 1e6)
+                text = decoded(content.removeprefix(b"\xef\xbb\xbf"))
                 yield f"{item.origin}: {os.path.basename(path)}", 0, text
         return
     with _opened(item, config) as file:
@@ -193,13 +201,32 @@ def _opened(item: Input, config: Config) -> Iterator[BinaryIO]:
     if "://" in item.place:
         ours = item.place.startswith(endpoint())
         repo = DATASETS[config.sources[item.source].dataset].repo if ours else None
-        with open_url(item.place, repo) as file:
-            yield file
-        return
-    if not os.path.isfile(item.place):
+        raw = HttpFile(item.place, repo)
+    elif os.path.isfile(item.place):
+        raw = io.FileIO(item.place)
+    else:
         raise DataError(f"{item.place} is gone; correct `mirror`, or bring the file back")
-    with open(item.place, "rb") as file:
+    with raw, io.BufferedReader(_Counted(raw), buffer_size=2**20) as file:
         yield file
+
+
+class _Counted(io.RawIOBase):
+    """A file that reports what is read of it."""
+
+    def __init__(self, raw: io.RawIOBase):
+        self._raw = raw
+        self.seek, self.tell = raw.seek, raw.tell
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        count = self._raw.readinto(buffer)
+        report(count / 1e6)
+        return count
 
 
 class _Spool:

@@ -19,6 +19,7 @@ from data.pack import best_fit, concat
 from data.plan import Plan
 from data.shards import Shard, write_shard
 from data.spool import text_of
+from data.tasks import report
 
 DOCUMENTS_A_CALL = 64  # of the tokenizer
 LENGTHS = 14  # powers of two in a histogram: 1, 2 to 3, ... 4,096 to 8,191
@@ -47,7 +48,9 @@ def write_one(number: int, plan: Plan, config: Config, work: Path, out: Path) ->
     for start in range(0, order_D.size, DOCUMENTS_A_CALL):
         rows = order_D[start : start + DOCUMENTS_A_CALL]
         texts = [text_of(work, plan.stems[row["input"]], int(row["row"])) for row in rows]
-        ids_D += encode(encoder, texts)
+        encoded = encode(encoder, texts)
+        report(sum(ids.size for ids in encoded) / 1e6)
+        ids_D += encoded
     source_D = order_D["source"].astype(np.int64)
     if config.packing == "best_fit":
         pack = best_fit(ids_D, source_D.tolist(), config.seq_len, encoder.eos_id)

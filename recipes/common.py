@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +79,27 @@ def consecutive(model: Model, router_skew: float, seed: int) -> tuple[Microbatch
         load_RE = load_of(ids_RTK, model.experts)
         halves.append(Microbatch([ids_RTK] * model.moe_layers, [load_RE] * model.moe_layers))
     return tuple(halves)
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """A model of the paper on its cluster, and the draws that stand for the paper's."""
+
+    index: int  # in the lists of published.toml
+    model: Model
+    title: str
+    seeds: list[int]
+    drawn: list[Microbatch]  # at router_skew -4, one of each seed
+    rest: float  # seconds of a step that neither layers nor FLOPs explain
+
+
+def testbeds() -> Iterator[Testbed]:
+    """The three models; how many are done is shown."""
+    for index, name in enumerate(progress(MODELS, len(MODELS), "models")):
+        model = model_named(name)
+        seeds = matched_seeds(model)
+        drawn = [skewed(model, -4.0, seed) for seed in seeds]
+        yield Testbed(index, model, TITLES[name], seeds, drawn, unexplained(model, drawn))
 
 
 def simulated(
@@ -186,7 +208,3 @@ def progress(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         yield item
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def model_of(name: str) -> Model:
-    return model_named(name)

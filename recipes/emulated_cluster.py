@@ -7,7 +7,6 @@ not there. Nothing is left behind when the starter ends, also by a signal; after
 cgroups stay, which the next start removes.
 """
 
-import ctypes
 import os
 import shutil
 import signal
@@ -16,6 +15,8 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from data.tasks import die_with_parent
 
 DEVICE, SUBNET, PORT = "e0", "10.77.0", 29500  # private to the namespaces
 PERIOD_US = 10_000
@@ -101,10 +102,8 @@ def _wait(ranks: list[subprocess.Popen], logs: Path, deadline: float, caught: li
 
 
 def _start(command: list[str], *, before=lambda: None, **options) -> subprocess.Popen:
-    libc = ctypes.CDLL(None)
-
     def prepare() -> None:
-        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the starter, however it ends
+        die_with_parent()
         before()
 
     return subprocess.Popen(command, preexec_fn=prepare, **options)

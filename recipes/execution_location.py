@@ -16,7 +16,7 @@ from recipes.common import (
     TITLES,
     answer,
     matched_seeds,
-    model_of,
+    model_named,
     paper_cluster,
     progress,
     skewed,
@@ -41,7 +41,7 @@ def main() -> int:
 def question() -> dict:
     rows, inter, served = [], {}, {}
     for name in MODELS:
-        model, cluster = model_of(name), paper_cluster(model_of(name))
+        model, cluster = model_named(name), paper_cluster(model_named(name))
         loads = [skewed(model, -4.0, seed).load_LRE[0] for seed in matched_seeds(model)]
         main_E = contiguous_mains(model.expert_parallel, model.experts)
         for planner in progress(tuple(PLANNERS), len(PLANNERS), TITLES[name]):

@@ -21,7 +21,7 @@ from recipes.common import (
     TOKENS,
     answer,
     matched_seeds,
-    model_of,
+    model_named,
     paper_cluster,
     skewed,
     value,
@@ -78,7 +78,7 @@ def question() -> dict:
 def planned_layers() -> list[Layer]:
     layers = []
     for name in NAMES:
-        model = model_of(name)
+        model = model_named(name)
         for seed in matched_seeds(model):
             load_RE = skewed(model, -4.0, seed).load_LRE[0]
             main_E = contiguous_mains(*load_RE.shape)
@@ -92,7 +92,7 @@ def measure(layers: list[Layer], chosen: Backends) -> dict[tuple[str, str, int, 
     """(model, planner, 0 forward or 1 backward, part) -> milliseconds, mean over layers."""
     found: dict[tuple[str, str, int, str], list[float]] = {}
     for name, planner, plan in layers:
-        model, backend = model_of(name), backend_of(planner, chosen)
+        model, backend = model_named(name), backend_of(planner, chosen)
         costs = layer_costs(
             plan, main_E=contiguous_mains(model.expert_parallel, model.experts),
             cluster=paper_cluster(model), dims=model.dims, backend=backend, tokens=TOKENS,
@@ -107,7 +107,7 @@ def measure(layers: list[Layer], chosen: Backends) -> dict[tuple[str, str, int, 
 def fit(layers: list[Layer]) -> dict[str, dict[str, float]]:
     """The constants of both backends, each from one formula over the figure's values."""
     published = PUBLISHED["figure_15"]
-    models = [model_of(name) for name in NAMES]
+    models = [model_named(name) for name in NAMES]
     ideal = measure(layers, backends())
     widths = np.array([model.moe_intermediate for model in models])
     plain, chunked = (
@@ -170,7 +170,7 @@ def ports(layers: list[Layer], planner: str, dispatcher: str, kind: str) -> np.n
     for name, by, plan in layers:
         if by != planner:
             continue
-        model, cluster = model_of(name), paper_cluster(model_of(name))
+        model, cluster = model_named(name), paper_cluster(model_named(name))
         per_node = cluster.ranks_per_node
         if kind == "token":
             carried = token_ports(

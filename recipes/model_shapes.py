@@ -7,7 +7,7 @@ TopoEP paper, Table 1, with what the simulator derives from it.
 
 import sys
 
-from recipes.common import MODELS, TITLES, TOKENS, answer, model_of, value
+from recipes.common import MODELS, TITLES, TOKENS, answer, model_named, value
 
 # Experts, top-k, MoE layers, hidden, intermediate, PP, EP as printed in Table 1.
 TABLE_1 = (
@@ -32,7 +32,7 @@ def main() -> int:
 def question() -> dict:
     values, rows = [], []
     for name, published in zip(MODELS, TABLE_1):
-        model = model_of(name)
+        model = model_named(name)
         equal = sum(getattr(model, field) == number for field, number in zip(FIELDS, published))
         values.append(value(f"{TITLES[name]}: numbers as printed", len(FIELDS), equal, within=0))
         rows.append([

@@ -9,7 +9,7 @@ constants: what it would hide if the streams did not disturb each other.
 
 import sys
 
-from recipes.common import SLOTS, TOKENS, answer, model_of, paper_cluster, skewed, value
+from recipes.common import SLOTS, TOKENS, answer, model_named, paper_cluster, skewed, value
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.simulator.calibration import backends
 from topoep_titan.simulator.layer import layer_costs
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def question() -> dict:
-    model = model_of("qwen3_30b_a3b_5l")
+    model = model_named("qwen3_30b_a3b_5l")
     cluster, backend = paper_cluster(model), backends("figure_15").chunked
     load_RE = skewed(model, -4.0, SEED).load_LRE[0]
     main_E = contiguous_mains(*load_RE.shape)
@@ -66,7 +66,7 @@ def question() -> dict:
                   "(see Figure 12)"),
         ],
         "conditions": "the busiest rank's times, milliseconds; a schedule without contention "
-        "between streams. A timeline of a real run on GPUs: not yet run.",
+        "between streams. `measured_timeline` has a real layer on CPU ranks; on GPUs: not yet run.",
         "tables": [],
         "curves": [],
         "bars": bars,

@@ -11,12 +11,10 @@ answers to the papers' other questions (results/figures) are appended.
 """
 
 import argparse
-import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from topoep_titan.errors import InputError
@@ -24,7 +22,6 @@ from topoep_titan.planning import planner_named
 from topoep_titan.reports.page import write_report
 from topoep_titan.reports.published import read_answers
 from topoep_titan.results import read_result
-from topoep_titan.titan.step_log import StepLog
 
 OUTPUTS = Path("outputs")
 FIGURES = Path(__file__).resolve().parents[1] / "results" / "figures"  # make figures
@@ -87,60 +84,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def train_run(recipe: Path, name: str, *, nproc: int, steps: int, settings: list[str]) -> Path:
-    """Check and train outputs/``name``; the path of its result. Raises CalledProcessError."""
-    label, folder = Path(name).name, OUTPUTS / name
-    settings = [*settings, "--training.steps", str(steps)]
-    train = ["train.py", str(recipe), "--name", name]
-    check = [sys.executable, *train, "--check", "--nproc", str(nproc), *settings]
-    subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
-    if (folder / "result.json").exists():
-        print(f"{label}: finished earlier, {folder}", flush=True)
-        return folder / "result.json"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc-per-node", str(nproc), *train, *settings]
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder.with_suffix(".log")
-    with log.open("a") as file:
-        process = subprocess.Popen(launch, stdout=file, stderr=file, start_new_session=True)
-        try:
-            _show_progress(process, StepLog(folder), label, steps)
-        finally:  # also on Ctrl-C: no rank may be left running
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait()
-    if process.returncode:
-        print(f"\n{label} failed; from {log}:", file=sys.stderr)
-        lines = log.read_text().splitlines()
-        launcher = next((i for i, line in enumerate(lines) if "ChildFailedError" in line), None)
-        told = [line for line in lines[:launcher] if "Error" in line]  # of the ranks themselves
-        print("\n".join(told[-3:] or lines[-30:]), file=sys.stderr)
-        raise subprocess.CalledProcessError(1, launch)
-    return folder / "result.json"
-
-
-def _show_progress(process: subprocess.Popen, steps: StepLog, label: str, total: int) -> None:
-    """One line, rewritten as steps arrive (on a terminal; in a log, a line every tenth step)."""
-    started, shown, first = time.monotonic(), None, None
-    print(f"{label}: starting", end="", flush=True)
-    while process.poll() is None:
-        time.sleep(0.5)
-        training, _ = steps.read()
-        if not training or training[-1]["step"] == shown:
-            continue
-        record = training[-1]
-        shown = record["step"]
-        first = first or (shown, time.monotonic())
-        pace = (time.monotonic() - first[1]) / max(shown - first[0], 1)
-        line = (
-            f"{label}: step {shown}/{total}  loss {record['loss']:.4f}  "
-            f"max/mean {record['max_over_mean_before']:.2f} -> {record['max_over_mean']:.2f}  "
-            f"{record['tokens_per_second']:,.0f} tokens/s  {pace * (total - shown):.0f} s left"
-        )
-        if sys.stdout.isatty():
-            print(f"\r\033[K{line}", end="", flush=True)
-        elif shown % 10 == 0 or shown == total:
-            print(f"\n{line}", end="", flush=True)
-    print(f"\n{label}: {time.monotonic() - started:.0f} s", flush=True)
+    """Train outputs/``name``, or go on, or find it done; its result. Raises CalledProcessError."""
+    command = [sys.executable, "train.py", str(recipe), "--name", name, "--nproc", str(nproc)]
+    command += [*settings, "--training.steps", str(steps)]
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:  # it ends the ranks, and says how to go on
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+    return OUTPUTS / name / "result.json"
 
 
 if __name__ == "__main__":

@@ -79,9 +79,9 @@ def test_forbidden_arrows():
             if under(module, "torch.distributed"):
                 assert parts[0] == "topoep_titan", where
                 assert parts[1] not in PURE_ROOMS, where
-                # transport.py is the only caller of collectives below the trainer
+                # The only callers below the trainer: of collectives, and to map peers' memory.
                 if parts[1] == "execution":
-                    assert parts[2] == "transport.py", where
+                    assert parts[2] in ("transport.py", "peer_memory.py"), where
             if under(module, "topoep_titan.reports") and parts[1] != "reports":
                 assert relative == "topoep_titan/cli.py", where
 

@@ -35,6 +35,8 @@ LAYER_KEYS = (
     "num_replicas",  # occupied replica slots over all ranks
     "plan_us",  # measured planning time; None where no planner ran
 )
+# A training run's layers also hold, for each rank over the mean rank: "rank_load_before" and
+# "rank_load".
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """From text files to a verified set: what is kept, what is dropped, and killed at every stage."""
 
 import errno
+import gzip
 import json
 import os
 import random
@@ -17,9 +18,12 @@ from tokenizers import Tokenizer
 from data import inspect, merge, prepare, verify
 from data.encode import EOS, MAX_IDS, decode, encode, load_encoder, train_tokenizer
 from data.errors import DataError
+from data.inputs import Input
 from data.loader import ShardLoader
+from data.read import _opened
+from data.records import read_records
 from data.shards import open_shards, read_manifest
-from data.tasks import Bar, run_tasks
+from data.tasks import Bar, report, run_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -286,7 +290,43 @@ def test_wrong_config(config, tmp_path, capsys, before, after, message):
 def test_a_process_that_dies_is_named():
     with pytest.raises(DataError, match=r"read: a process died .* fewer --workers"):
         run_tasks("read", "MB", [(9,), (9,)], os._exit, [1.0, 1.0], workers=2)
+
+
+def test_progress_by_hand():
     bar = Bar("read", "MB", total=10.0, tasks=4)
-    bar.add(2.5)
-    line = bar.line(bar._began + 5.0)  # half a megabyte a second, 7.5 left
+    bar.finish_one()
+    line = bar.line(2.5, 0, bar._began + 5.0)  # half a megabyte a second, 7.5 left
     assert line == "read: 1/4 tasks, 2.5/10.0 MB, 0.5 MB/s, 0:15 left"
+    bar = Bar("read", "MB", total=None, tasks=4, budget=2.0)  # 4.2 bytes of text a token
+    line = bar.line(2.5, 4.2e6, bar._began + 5.0)
+    assert line == "read: 0/4 tasks, 2.5 MB, 0.5 MB/s, text for about 1.0/2.0 Mtok"
+
+
+def part(size: float) -> None:
+    report(size / 2, text=100)
+    report(size / 4)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_advances_within_tasks_and_adds_up(monkeypatch, capsys, workers):
+    """Two tasks of 4 report 3 of it; the rest counts when they end."""
+    shown = []
+    monkeypatch.setattr(Bar, "show", lambda bar, *done: shown.append(done))
+    run_tasks("read", "MB", [(4.0,), (4.0,)], part, [4.0, 4.0], workers=workers)
+    assert "read: 2 tasks, 8.0 MB in " in capsys.readouterr().out
+    assert shown[-1] == (8.0, 200.0)
+    if workers == 1:
+        assert [size for size, _ in shown] == [2.0, 3.0, 4.0, 6.0, 7.0, 8.0]
+
+
+def test_reading_reports_every_byte_of_a_file(tmp_path, monkeypatch):
+    path, sizes = tmp_path / "lines.json.gz", []
+    lines = [json.dumps({"text": random.Random(i).randbytes(100).hex()}) for i in range(20_000)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    monkeypatch.setattr("data.read.report", sizes.append)
+    item = Input(0, 0, path.name, str(path), "here", "CC0-1.0", cap=2**30)
+    with _opened(item, None) as file:
+        records = list(read_records(file, item.name, ("text",)))
+    assert len(records) == 20_000
+    assert len(sizes) > 2  # as it is read, a mebibyte at a time
+    assert round(sum(sizes) * 1e6) == path.stat().st_size

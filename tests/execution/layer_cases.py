@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from topoep_titan.cluster import ModelDims, load_cluster
+from topoep_titan.execution.deepep import PLANNED_AS
 from topoep_titan.execution.lane import ThreadLane
 from topoep_titan.execution.layer import Engine, run_layer
 from topoep_titan.execution.loopback import Loopback
@@ -83,7 +84,8 @@ def planner_of(
         planner = device_planner(name.split()[0], torch.device("cpu"), **settings)
         assert planner is not None
         return planner
-    return make_planner(name, dispatcher, **settings)
+    planned_as = PLANNED_AS if dispatcher == "deepep" else dispatcher
+    return make_planner(name, planned_as, **settings)
 
 
 def shuffled_mains(ranks: int) -> torch.Tensor:
@@ -98,6 +100,7 @@ def run_share(
     routing: str,
     dtype: torch.dtype,
     compute_dtype: torch.dtype | None = None,
+    open_buffer: Callable | None = None,
 ):
     """This rank's share, forward and backward: (leaves, output, record, engine)."""
     rank, ranks = transport.rank, transport.ranks
@@ -110,7 +113,7 @@ def run_share(
     engine = Engine(
         planner=planner_of(planner, dispatcher, main_E, ranks), main_E=main_E, replica_slots=S,
         dispatcher=dispatcher, chunks=chunks, compute_dtype=compute_dtype or dtype,
-        transport=transport, lane=ThreadLane(), verify_plan=True,
+        transport=transport, lane=ThreadLane(), verify_plan=True, open_buffer=open_buffer,
     )  # fmt: skip
     counts_E = torch.bincount(ids_TK[mine_T].flatten(), minlength=E)
     out_TD, record = run_layer(
@@ -121,10 +124,10 @@ def run_share(
     return leaves, out_TD.detach(), record, engine
 
 
-def errors_of(transport: Transport, *case) -> dict[str, float]:
+def errors_of(transport: Transport, *case, open_buffer=None) -> dict[str, float]:
     """Largest difference of output and gradients, relative to the oracle's largest value."""
     rank, ranks = transport.rank, transport.ranks
-    leaves, out_TD, record, _ = run_share(transport, *case, torch.float64)
+    leaves, out_TD, record, _ = run_share(transport, *case, torch.float64, open_buffer=open_buffer)
     ids_TK, x_TD, scores_TK, *weights, grad_TD = problem(case[-1], ranks, torch.float64)
     oracle = [t.clone().requires_grad_() for t in (x_TD, scores_TK, *weights)]
     expected_TD = reference_layer(oracle[0], oracle[1], ids_TK, *oracle[2:])

@@ -9,16 +9,19 @@ import torch
 import torch.distributed as dist
 
 from tests.execution.layer_cases import run_share
+from tests.native_library import build_or_skip
 from tests.ranks import RankPool
-from topoep_titan.execution.transport import CollectiveTransport
+from topoep_titan.execution.one_sided import make_transport
 
 pytestmark = pytest.mark.ranks
 
 
-def lose_rank_three(rank: int, ranks: int, folder: str, how: str, timeout: float) -> None:
+def lose_rank_three(
+    rank: int, ranks: int, folder: str, name: str, how: str, timeout: float
+) -> None:
     """Two layers over the same group; rank 3 does not come to the second one."""
     group = dist.new_group(timeout=timedelta(seconds=timeout))
-    transport = CollectiveTransport(group, 2)
+    transport = make_transport(name, group, 2)
     case = ("dedup-node", 2, "full slots", "hot", torch.float32)
     run_share(transport, *case)
     if rank == 3:
@@ -38,15 +41,22 @@ def lose_rank_three(rank: int, ranks: int, folder: str, how: str, timeout: float
 
 
 @pytest.mark.parametrize(
-    ("how", "timeout", "least", "most"),  # seconds: of the group, and until the survivors end
-    [("dies", 45, 0, 20), ("hangs", 3, 2.5, 20)],
+    # Seconds: of the group, and until the survivors end.
+    ("transport", "how", "timeout", "least", "most"),
+    [
+        ("collective", "dies", 45, 0, 20),
+        ("collective", "hangs", 3, 2.5, 20),
+        ("symm_mem", "hangs", 3, 2.5, 20),
+    ],
 )
-def test_survivors_end_with_an_error(tmp_path, how, timeout, least, most):
+def test_survivors_end_with_an_error(tmp_path, transport, how, timeout, least, most):
+    if transport == "symm_mem":
+        build_or_skip()
     pool = RankPool(4)
     try:
         pool.start()
         for pipe in pool.pipes:
-            pipe.send((lose_rank_three, (str(tmp_path), how, timeout)))
+            pipe.send((lose_rank_three, (str(tmp_path), transport, how, timeout)))
         deadline = time.monotonic() + 60
         while len([path for path in tmp_path.iterdir() if path.suffix == ""]) < 3:
             assert time.monotonic() < deadline, "survivors hang"

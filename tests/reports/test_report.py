@@ -170,6 +170,27 @@ def test_same_planner_twice_and_missing_values(tmp_path):
     WellFormed(page)
 
 
+def test_sliders_hold_the_load_of_every_rank(tmp_path):
+    run = joint_run()
+    for number, step in enumerate(run.steps):
+        loads = [[1.5 - index, 0.5 + number] for index in range(2)]
+        step["layers"] = [
+            {**layer, "rank_load_before": [2.0, 0.0], "rank_load": load}
+            for layer, load in zip(step["layers"], loads)
+        ]
+    _, markdown, page = report(tmp_path, make_run(), run)
+    WellFormed(page)
+    title = "joint: load of each rank over the mean rank, under the plan"
+    assert f"{title}: a slider over steps" in markdown
+    data = page[page.index(title) :].partition('<script type="application/json">')[2]
+    data = json.loads(data.partition("</script>")[0])
+    # rank -> layer -> step
+    assert data == {
+        "steps": [1, 2],
+        "rows": {"rank 0": [[1.5, 1.5], [0.5, 0.5]], "rank 1": [[0.5, 1.5], [0.5, 1.5]]},
+    }
+
+
 def test_single_run_and_single_step(tmp_path):
     one = make_run("joint", (4.0,), (100.0,))
     numbers, _, page = report(tmp_path, one)

@@ -7,6 +7,8 @@ import pytest
 
 from topoep_titan.cli import main
 from topoep_titan.planning.workloads import skew
+from topoep_titan.reports.page import report_command
+from topoep_titan.results import read_result
 
 DEBUG = ["simulate", "--model", "qwen3_debug", "--cluster", "cpu_local"]
 
@@ -44,6 +46,25 @@ def test_a_trace_replays_as_the_draw_that_it_recorded(capsys, tmp_path):
     assert rows(capsys, "--planner", "joint", "--trace", str(tmp_path)) != recorded
 
 
+def test_results_are_what_was_printed_and_a_report_overlays_them(capsys, tmp_path):
+    printed = rows(capsys, "--planner", "none,joint", "--tokens-per-rank", "64", "--out",
+                   str(tmp_path / "runs"))  # fmt: skip
+    runs = [tmp_path / "runs" / name for name in ("none", "joint")]
+    for run, row in zip(runs, printed):
+        result = read_result(run / "result.json")
+        assert (result.kind, result.routing, result.ranks) == ("simulated", "skew -4", 4)
+        [step] = result.steps
+        assert step["tokens_per_second"] == pytest.approx(row["tokens_per_second"])
+        assert step["seconds"] == pytest.approx(row["simulated_us"]["total"] / 1e6)
+        assert step["max_over_mean"] == pytest.approx(row["max_over_mean"])
+        assert len(step["layers"]) == 4
+        assert result.modelled_us == row["modelled_us"]
+    page = report_command(runs, tmp_path / "report")
+    found = json.loads(page.with_name("results.json").read_text())["runs"]
+    ratio = printed[1]["tokens_per_second"] / printed[0]["tokens_per_second"]
+    assert found[1]["compared_with_none"]["speed_ratio"] == pytest.approx(ratio)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -52,6 +73,7 @@ def test_a_trace_replays_as_the_draw_that_it_recorded(capsys, tmp_path):
         (["--planner", "none", "--trace", "nowhere"], "no trace in nowhere"),
         (["--planner", "none", "--calibration", "nowhere"], "cannot be read"),
         (["--planner", "none", "--tokens-per-rank", "0"], "--tokens-per-rank is 0"),
+        (["--planner", "none", "--out", __file__], "is a file; give a folder"),
         (["--planner", "none", "--trace", "t", "--ranks", "4"], "leave out --workload, --ranks"),
     ],
 )

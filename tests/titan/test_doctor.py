@@ -1,6 +1,7 @@
 """``topoep doctor``: memory by arithmetic and as training holds it, and what it refuses."""
 
 import json
+import types
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 from tests.ranks import free_port
 from tests.titan.training_cases import held_bytes
 from topoep_titan.cli import main
+from topoep_titan.errors import InputError
 from topoep_titan.execution.buffers import Buffers
 from topoep_titan.models import MODELS
 from topoep_titan.titan.activations import kept_bytes_of_layer
+from topoep_titan.titan.doctor import _device_gib
 from topoep_titan.titan.job import load_job
+from topoep_titan.titan.machine import machine_report
 from topoep_titan.titan.memory import memory_of_ranks
-from topoep_titan.titan.probe import cluster_text, measure
+from topoep_titan.titan.probe import cluster_text, measure, write_cluster
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "toml_configs"
@@ -168,7 +172,60 @@ def test_the_machine_says_what_it_lacks_and_why(capsys, monkeypatch):
     assert "missing kernels: CPU library: libtopoep_cpu.so is nowhere" in out
     if not torch.cuda.is_available():
         assert "missing transport: gin: needs a CUDA device" in out
-        assert "NVLink domains of this machine: none" in out
+        assert "GPUs that map each other's memory: none" in out
+
+
+def gpus(monkeypatch, peers: dict[int, set[int]], capability=(9, 0)) -> None:
+    """A machine with as many 139 GiB GPUs as ``peers`` has keys, as torch.cuda would report it."""
+
+    class Properties:
+        name, total_memory = "NVIDIA H200", 139 * 2**30
+
+    accelerator = types.SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(peers))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(peers))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: b in peers[a])
+
+
+def test_a_machine_with_gpus(monkeypatch):
+    """Two pairs that map each other's memory, and a GPU of its own."""
+    gpus(monkeypatch, {0: {2}, 1: {3}, 2: {0}, 3: {1}, 4: set()})
+    report = machine_report()
+    assert report["devices"] == ["NVIDIA H200, 139.0 GiB"] * 5
+    assert report["peer_groups"] == [[0, 2], [1, 3], [4]]
+    checks = report["checks"]
+    assert checks["float8: linears"]["ok"]
+    assert checks["float8: experts"]["ok"]
+    assert checks["network: NCCL"]["what"].startswith("NCCL 2.")
+    assert (
+        "host side" in checks["transport: gin"]["what"]
+        or "libtopoep_gin.so" in (checks["transport: gin"]["what"])
+    )
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert machine_report()["checks"]["network: NCCL"] == {
+        "ok": False, "what": "torch was built without NCCL",
+    }  # fmt: skip
+
+
+def test_memory_is_the_named_clusters_or_this_machines(monkeypatch):
+    node = load_job(RECIPES / "qwen3_30b_a3b_5l.toml", ["--topoep.cluster", "h800_4x8"])
+    auto = load_job(RECIPES / "qwen3_30b_a3b_5l.toml", ["--topoep.cluster", "auto"])
+    gpus(monkeypatch, {0: set()})
+    assert _device_gib(node, 32) == 79.1
+    assert _device_gib(auto, 32) == 139.0
+
+
+def test_rates_are_not_measured_with_more_ranks_than_devices(monkeypatch, tmp_path):
+    gpus(monkeypatch, {0: {1}, 1: {0}})
+    monkeypatch.setattr("topoep_titan.titan.probe.device_type", "cuda")
+    for ranks, message in ((3, "this machine has 2 devices"), (1, "at least 2 ranks, not 1")):
+        with pytest.raises(InputError, match=message):
+            write_cluster(tmp_path / "c.toml", ranks)
 
 
 def rates_on_two_nodes(rank: int, ranks: int):

@@ -1,4 +1,4 @@
-"""Float8 linears: rounded as the recipe says, where they are put, and that they train."""
+"""Float8 linears: rounded as the recipe says, where they are put; both converters train."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from topoep_titan.errors import InputError
 from topoep_titan.models import MODELS
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.device import on_cpu
-from topoep_titan.titan.float8 import use_float8
+from topoep_titan.titan.float8 import float8_experts_missing, float8_missing, use_float8
 from topoep_titan.titan.job import load_job
 
 LARGEST_E4M3 = 448
@@ -67,29 +67,47 @@ def test_training_in_float8_is_near_the_one_in_fp32(trainers, folder):
     settings = ["--parallelism.expert-parallel-degree", "2", "--training.local-batch-size", "4"]
     settings += ["--topoep.planner", "topoep", "--training.steps", "10"]
     losses = []
-    for more in ([], ["--converters", "float8"]):
+    for more in ([], ["--converters", "float8"], ["--converters", "float8_experts"]):
         arguments = ["tiny_glm4_moe.toml"]
         results = trainers.run(train, 2, free_port(), str(folder), settings + more, *arguments)
         losses.append([step["loss"] for step in next(filter(None, results))])
-    plain, rough = losses
-    assert plain != rough
-    assert rough[-1] < rough[0] - 0.3
-    for one, other in zip(plain, rough):  # e4m3 keeps 3 bits of mantissa
-        assert other == pytest.approx(one, rel=0.02)
+    plain, *both = losses
+    for rough in both:
+        assert plain != rough
+        assert rough[-1] < rough[0] - 0.3
+        for one, other in zip(plain, rough):  # e4m3 keeps 3 bits of mantissa
+            assert other == pytest.approx(one, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("converter", "tensor", "message"),
+    ("arguments", "message"),
     [
-        ("float8_experts", "1", "routed experts run in topoep.expert_dtype"),
-        ("float8", "2", r"each tensor-parallel rank \(2\) would scale its own slice"),
+        (["float8", "--parallelism.tensor-parallel-degree", "2"],
+         r"each tensor-parallel rank \(2\) would scale its own slice"),
+        (["float8_experts", "--parallelism.tensor-parallel-degree", "2"],
+         "set parallelism.expert_parallel_degree to at least 2"),
+        (["float8_experts", "--topoep.expert-dtype", "float64"],
+         "needs topoep.expert_dtype = bfloat16 or float32, not float64"),
+        (["float8_experts", "--model.moe-hidden-dim", "40"], "model.moe_hidden_dim is 40"),
     ],
-)
-def test_what_cannot_run_is_refused(converter, tensor, message):
-    arguments = ["--converters", converter, "--parallelism.tensor-parallel-degree", tensor]
-    config = load_job(RECIPES / "tiny.toml", arguments)
+)  # fmt: skip
+def test_what_cannot_run_is_refused(arguments, message):
+    config = load_job(RECIPES / "tiny.toml", ["--converters", *arguments])
+    ranks = config.parallelism.tensor_parallel_degree
     with pytest.raises(InputError, match=message):
-        check_job(config, int(tensor), with_data=False)
+        check_job(config, ranks, with_data=False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "linears", "experts"),
+    [((8, 0), False, False), ((8, 9), True, False), ((9, 0), True, True), ((12, 0), True, False)],
+)
+def test_which_devices_have_which_matmuls(monkeypatch, capability, linears, experts):
+    """8.9 (Ada) has float8 tensor cores; PyTorch's grouped float8 kernels are for 9.x and 10.x."""
+    monkeypatch.setattr("topoep_titan.titan.float8.on_cpu", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert (float8_missing() is None, float8_experts_missing() is None) == (linears, experts)
 
 
 def test_without_torchao_it_is_refused(monkeypatch):

@@ -137,9 +137,8 @@ PLACED = [
     [
         (["--topoep.planner", "best"], "unknown planner 'best'; choose one of: none, topoep"),
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
-        (["--topoep.transport", "symm_mem"], "'symm_mem' needs a CUDA device"),
         (["--topoep.transport", "gin"], "'gin' needs a CUDA device"),
-        (["--topoep.dispatcher", "deepep"], "needs the deep_ep package"),
+        (["--topoep.dispatcher", "deepep"], "needs the deep_ep package (2.0 or later"),
         (["--topoep.balance-weight", "-1"], "topoep.balance_weight is -1; give 0 or more"),
         (["--parallelism.pipeline-parallel-degree", "2", "--parallelism.pipeline-parallel-schedule",
           "ZBVZeroBubble"], "is 'ZBVZeroBubble'; choose one of: 1F1B, GPipe"),
@@ -165,6 +164,7 @@ PLACED = [
         (["--model.vocab-size", "100"], "vocab"),
         (["--training.global-batch-size", "9"], "training.global_batch_size (9)"),
         (["--training.steps", "0"], "training.steps is 0; give at least 1"),
+        (["--profiler.enable-memory-snapshot"], "records a GPU's allocations only"),
         (["--optimizer.lr", "nan"], "optimizer.lr is nan"),
         (["--debug.moe-force-load-balance"], "synthetic routing that no result would name"),
         (["--parallelism.pipeline-parallel-degree", "4"], "2 pipeline microbatches; 4 stages"),

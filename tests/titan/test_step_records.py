@@ -14,8 +14,11 @@ from topoep_titan.titan import device
 
 device.install()
 
+from topoep_titan.execution.layer import LayerRecord
+from topoep_titan.planning.plan import Plan
 from topoep_titan.titan.dataloader import ShardDataLoader
 from topoep_titan.titan.job import complete, load_job
+from topoep_titan.titan.rank_load import BUSY, CELL, GAP, IDLE, LEVEL, executed, picture
 from topoep_titan.titan.routing import SkewedGate, hashed_normals
 
 
@@ -40,6 +43,9 @@ def test_every_layer_is_recorded_once_under_its_own_name_and_in_true_time(traine
             load_R = torch.bincount(microbatch.flatten() // 4, minlength=2).double()
             busiest.append(float(load_R.max() / load_R.mean()))
         assert layer["max_over_mean_before"] == pytest.approx(np.mean(busiest))
+        load_R = torch.bincount(torch.cat(ids).flatten() // 4, minlength=2).double()
+        assert layer["rank_load_before"] == layer["rank_load"]  # planner none
+        assert layer["rank_load"] == pytest.approx((load_R / load_R.mean()).tolist(), abs=5e-4)
         load_E = torch.bincount(torch.cat(ids).flatten(), minlength=8).double()
         assert layer["expert_max_over_mean"] == pytest.approx(float(load_E.max() / load_E.mean()))
     assert (
@@ -48,6 +54,22 @@ def test_every_layer_is_recorded_once_under_its_own_name_and_in_true_time(traine
     # The clock was read at the step's start and at its end: 0.25 s for 8 sequences of 64 tokens.
     assert record["seconds"] == 0.25
     assert record["tokens_per_second"] == 8 * 64 / 0.25
+
+
+def test_load_of_ranks_before_and_under_a_plan():
+    """Two ranks of one main and one slot: expert 0 has 6 of 8 assignments, 2 run on its replica."""
+    plan = Plan(
+        torch.tensor([0, -1, 1, 0], dtype=torch.int32),
+        torch.tensor([[4, 0, 1, 0], [0, 0, 1, 2]], dtype=torch.int32),
+    )
+    record = LayerRecord(torch.tensor([[4, 1], [2, 1]]), plan, torch.tensor([0, 1]), 0.0, None)
+    assert executed(record, 2).tolist() == [[6, 2], [4, 4]]
+    image = picture([{"rank_load_before": [1.5, 0.5], "rank_load": [1.0, 1.0]}])
+    assert image.shape == (CELL, 5 * CELL, 3)  # two ranks, a gap, two ranks
+    before, idle, gap, after, _ = image[0, CELL // 2 :: CELL].tolist()
+    assert (gap, after) == (list(GAP), list(LEVEL))
+    assert before == [round((a + b) / 2) for a, b in zip(LEVEL, BUSY)]  # half way to 2, the most
+    assert idle == [round((a + b) / 2) for a, b in zip(LEVEL, IDLE)]
 
 
 def drawn(arguments: list[str]) -> dict[str, torch.Tensor]:

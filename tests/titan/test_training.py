@@ -190,6 +190,11 @@ def test_two_runs_are_bitwise_equal(run):
     assert bits(run("EP4", *TOPOEP)) == bits(run("EP4", *TOPOEP, again=True))
 
 
+def test_copies_over_shared_memory_change_no_bit(run):
+    """Two nodes of two ranks: within them over shared memory, between them over gloo."""
+    assert bits(run("EP4", *TOPOEP)) == bits(run("EP4", *TOPOEP, "--topoep.transport", "symm_mem"))
+
+
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit_and_counts_once(run, mode):
     plain, recomputed = run("EP4", *TOPOEP), run("EP4", *TOPOEP, f"activation-checkpoint:{mode}")

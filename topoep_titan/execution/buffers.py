@@ -10,10 +10,11 @@ expert in the compute dtype.
 
 All layers share them: a layer keeps nothing of its replicas between forward and backward. A region
 that received nothing is neither read nor cleared. ``mains`` exists only where it is needed: when
-parameters are kept in another dtype, or when the transport is one-sided and peers read it.
+parameters are kept in another dtype, or when the transport is one-sided and peers read it. The
+transport allocates all of it at once: peers may have to reach it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,8 +22,17 @@ from torch import Tensor
 Experts = Sequence[Tensor]  # w1 (X, F, D), w2 (X, D, F), w3 (X, F, D)
 
 
+def empty_each(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Memory that peers need not reach."""
+    return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+
+
 class Buffers:
-    """Buffers shaped after one rank's (w1, w2, w3), allocated when built."""
+    """Buffers shaped after one rank's (w1, w2, w3), allocated when built.
+
+    Collective where ``allocate`` (``transport.allocate``) is: same shapes on all ranks."""
 
     def __init__(
         self,
@@ -32,21 +42,26 @@ class Buffers:
         replica_slots: int,
         compute_dtype: torch.dtype,
         one_sided: bool,
+        allocate: Callable = empty_each,
     ):
         shapes = [tuple(weight.shape[1:]) for weight in weights]
-        device, mains = weights[0].device, weights[0].shape[0]
-
-        def experts(*leading: int) -> tuple[Tensor, ...]:
-            return tuple(
-                torch.empty(*leading, *shape, dtype=compute_dtype, device=device)
-                for shape in shapes
-            )
-
-        separate = one_sided or weights[0].dtype != compute_dtype
-        self.mains = experts(mains) if separate else None
-        self.slots = experts(replica_slots)
-        self.staging = experts(replica_slots)
-        self.regions = experts(ranks if replica_slots else 0, mains)
+        mains = weights[0].shape[0]
+        read_by_peers = one_sided and replica_slots > 0
+        separate = read_by_peers or weights[0].dtype != compute_dtype
+        leading = (
+            (mains if separate else 0,),
+            (replica_slots,),
+            (replica_slots,),
+            (ranks if replica_slots else 0, mains),
+        )
+        flat = allocate(
+            [(*lead, *shape) for lead in leading for shape in shapes],
+            compute_dtype,
+            weights[0].device,
+        )
+        every = [tuple(flat[i : i + len(shapes)]) for i in range(0, len(flat), len(shapes))]
+        self.mains: Experts | None = every[0] if separate else None
+        self.slots, self.staging, self.regions = every[1:]
         # Which replicas ``slots`` hold: (layer, placement), or None. Parameters change only between
         # steps, and every backward follows a forward of its own step, so this says enough.
         self.held: tuple | None = None

@@ -56,6 +56,22 @@ class Hop:
     send_A: Sequence[int]  # R: assignments
     receive_A: Sequence[int]
 
+    def forth(self, source_SD: Tensor, transport: Transport) -> Tensor:
+        """Source rows to the rows that arrive."""
+        rows_ND = self.take.rows(source_SD)
+        return transport.exchange(Parcel("token", rows_ND, self.send, self.receive))[0]
+
+    def back(
+        self, rows: Tensor, value_A: Tensor | None, transport: Transport
+    ) -> tuple[Tensor, Tensor | None]:
+        """Arrived rows, and a number per arrived assignment, to the rows and the order of
+        assignments in which they were sent."""
+        parcels = [Parcel("token", rows, self.receive, self.send)]
+        if value_A is None:
+            return transport.exchange(*parcels)[0], None
+        parcels.append(Parcel("metadata", value_A, self.receive_A, self.send_A))
+        return tuple(transport.exchange(*parcels))
+
 
 @dataclass(frozen=True)
 class Route:
@@ -70,9 +86,7 @@ class Route:
 def rows_along(route: Route, rows_SD: Tensor, transport: Transport) -> Tensor:
     """Source rows to the rows that arrive where they are used (before the expansion)."""
     for hop in route.hops:
-        (rows_SD,) = transport.exchange(
-            Parcel("token", hop.take.rows(rows_SD), hop.send, hop.receive)
-        )
+        rows_SD = hop.forth(rows_SD, transport)
     return rows_SD
 
 
@@ -83,7 +97,7 @@ def rows_back(route: Route, rows_MD: Tensor, transport: Transport) -> Tensor:
     """
     rows = route.expand.sums(rows_MD)
     for hop in reversed(route.hops):
-        (rows,) = transport.exchange(Parcel("token", rows, hop.receive, hop.send))
+        rows, _ = hop.back(rows, None, transport)
         if hop is not route.hops[0]:
             rows = hop.take.sums(rows)
     return rows
@@ -98,10 +112,7 @@ def rows_and_values_back(
     """
     rows, values = route.expand.sums(rows_MD), _unpermuted(value_M, route.order_M)
     for hop in reversed(route.hops):
-        rows, values = transport.exchange(
-            Parcel("token", rows, hop.receive, hop.send),
-            Parcel("metadata", values, hop.receive_A, hop.send_A),
-        )
+        rows, values = hop.back(rows, values, transport)
         if hop is not route.hops[0]:
             rows, values = hop.take.sums(rows), _unpermuted(values, hop.order_A)
     return rows, values

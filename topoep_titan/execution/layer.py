@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from topoep_titan.execution.buffers import Buffers
+from topoep_titan.execution.deepep import OpenBuffer, deepep_chunks
 from topoep_titan.execution.dispatchers import plan_chunks
+from topoep_titan.execution.experts import PLAIN, Matmuls
 from topoep_titan.execution.lane import StreamLane, ThreadLane
 from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
@@ -42,12 +44,14 @@ class Engine:
     planner: Callable[[Tensor], Plan] | RowPlanner | DevicePlanner
     main_E: Tensor
     replica_slots: int
-    dispatcher: str  # "alltoall", "dedup" or "dedup-node"
+    dispatcher: str  # "alltoall", "dedup", "dedup-node" or "deepep"
     chunks: int
     compute_dtype: torch.dtype
     transport: Transport
     lane: ThreadLane | StreamLane
+    matmuls: Matmuls = PLAIN
     verify_plan: bool = False
+    open_buffer: OpenBuffer | None = None  # with "deepep"
     # Holds the Buffers once the first layer has made them; copies of this engine share it.
     memory: list[Buffers] = field(default_factory=list)
 
@@ -68,7 +72,7 @@ class LayerRecord:
     plan: Plan
     main_E: Tensor  # as the plan was made; experts may move later
     plan_seconds: float
-    rows_RX: Tensor | None  # rows of each rank to each rank and node, where they are deduplicated
+    rows_RX: Tensor | None  # rows of each rank to each rank and node, where we deduplicate them
 
 
 def run_layer(
@@ -102,13 +106,21 @@ def run_layer(
             replica_slots=engine.replica_slots,
             compute_dtype=engine.compute_dtype,
             one_sided=transport.one_sided,
+            allocate=transport.allocate,
         )
-    chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
+    if engine.dispatcher == "deepep":
+        chunks = deepep_chunks(
+            engine.open_buffer, plan, slot_TK, x_TD.shape[1], transport, engine.chunks
+        )
+        rows_RX = None
+    else:
+        chunks, rows_RX = plan_chunks(engine.dispatcher, plan, slot_TK, transport, engine.chunks)
     call = Call(
         chunks=chunks,
-        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank),
+        copies=plan_copies(plan, engine.main_E, transport.ranks, transport.rank, x_TD.device),
         placement=(layer, plan.expert_G.numpy().tobytes()),
         compute_dtype=engine.compute_dtype,
+        matmuls=engine.matmuls,
         transport=transport,
         lane=engine.lane,
         buffers=engine.buffers,

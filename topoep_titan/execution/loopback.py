@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topoep_titan.execution.buffers import empty_each
 from topoep_titan.execution.replicas import Copies
 from topoep_titan.execution.transport import Parcel, Traffic, bytes_of_row
 
@@ -37,6 +38,7 @@ class LoopbackTransport:
         self.one_sided = self.ranks > 1
         self.traffic = Traffic(rank, self.ranks, self.ranks_per_node)
         self.host_syncs = 0
+        self.allocate = empty_each
 
     def gather(self, values: Tensor) -> Tensor:
         values = values.to(torch.int64)
@@ -74,7 +76,7 @@ class LoopbackTransport:
 
     def _count(self, kind: str, peer: int, experts: Sequence[Tensor]) -> None:
         for tensor in experts:
-            self.traffic.count(kind, [int(r == peer) for r in range(self.ranks)], tensor[0].nbytes)
+            self.traffic.count_one(kind, peer, tensor[0].nbytes)
 
     def _shared(self, mine: Any) -> list[Any]:
         """What every rank shows, in rank order."""

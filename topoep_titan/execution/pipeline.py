@@ -23,7 +23,12 @@ from torch.profiler import record_function
 
 from topoep_titan.execution.buffers import Buffers, Experts
 from topoep_titan.execution.dispatchers import Dispatch
-from topoep_titan.execution.experts import experts_dgrad, experts_forward, experts_wgrad
+from topoep_titan.execution.experts import (
+    Matmuls,
+    experts_dgrad,
+    experts_forward,
+    experts_wgrad,
+)
 from topoep_titan.execution.hops import (
     Route,
     first_take,
@@ -32,7 +37,7 @@ from topoep_titan.execution.hops import (
     rows_back,
 )
 from topoep_titan.execution.lane import StreamLane, ThreadLane
-from topoep_titan.execution.replicas import Copies
+from topoep_titan.execution.replicas import Copies, add_arrived
 from topoep_titan.execution.transport import Transport
 
 
@@ -44,6 +49,7 @@ class Call:
     copies: Copies | None  # None when the plan has no replica
     placement: tuple  # (layer, placement): equal for two calls that pull the same replicas
     compute_dtype: torch.dtype
+    matmuls: Matmuls
     transport: Transport
     lane: ThreadLane | StreamLane
     buffers: Buffers
@@ -104,7 +110,9 @@ def _forward(x_TD: Tensor, scores_TK: Tensor, weights: Experts, call: Call):
             for rows, rows_X, experts in _parts(route, mains, call.copies and buffers.slots):
                 if experts is buffers.slots:
                     pulled.result()
-                y_MD, h1_MF, h3_MF = experts_forward(x_MD[rows], score_M[rows], rows_X, experts)
+                y_MD, h1_MF, h3_MF = experts_forward(
+                    x_MD[rows], score_M[rows], rows_X, experts, call.matmuls
+                )
                 outputs.append(y_MD)
                 hidden += [h1_MF, h3_MF]
         y_MD = _joined(outputs)
@@ -145,7 +153,9 @@ def _backward(grad_TD: Tensor, weights: Experts, routes: list[Route], saved: lis
                 if experts is replicas and pulled is not None:
                     pulled.result()
                 dgrads.append(
-                    experts_dgrad(grad_MD[rows], score_M[rows], h1_MF, h3_MF, rows_X, experts)
+                    experts_dgrad(
+                        grad_MD[rows], score_M[rows], h1_MF, h3_MF, rows_X, experts, call.matmuls
+                    )
                 )
             grad_x_MD = _joined([grad_x for grad_x, _, _ in dgrads])
             grad_score_M = _joined([grad_score for _, grad_score, _ in dgrads])
@@ -156,7 +166,7 @@ def _backward(grad_TD: Tensor, weights: Experts, routes: list[Route], saved: lis
         )
         with record_function(f"Wgrad c{i}"):
             for part, ((rows, rows_X, _), (_, _, left)) in enumerate(zip(parts, dgrads)):
-                grads = experts_wgrad(x_MD[rows], grad_MD[rows], left, rows_X)
+                grads = experts_wgrad(x_MD[rows], grad_MD[rows], left, rows_X, call.matmuls)
                 totals[part] = _added(totals.get(part), grads)
 
     pushed = None
@@ -171,9 +181,8 @@ def _backward(grad_TD: Tensor, weights: Experts, routes: list[Route], saved: lis
     grad_score_N[score_order_N] = _joined(values)
     if pushed is not None:
         pushed.result()
-        for copy in call.copies.outgoing:  # by ascending host: the order of the sum is fixed
-            for total, region in zip(totals[0], buffers.regions):
-                total[copy.main] += region[copy.peer, copy.main]
+        for total, region in zip(totals[0], buffers.regions):
+            add_arrived(total, region, call.copies, transport.rank)
     grads = [total.to(weight.dtype) for total, weight in zip(totals[0], weights)]
     return grad_x_TD, grad_score_N, grads
 

@@ -1,10 +1,10 @@
-"""What execution needs of the network; the only caller of torch.distributed in this room.
+"""What execution needs of the network; with peer_memory.py, the only caller of torch.distributed.
 
 A transport moves rows (dimension 0) and expert copies between the R ranks of one expert-parallel
 group, knows nothing of autograd, and counts what it sends. ``CollectiveTransport`` works on gloo
-and NCCL. It reads split sizes on the host: on CUDA each ``to_host`` waits for the device once, and
-``host_syncs`` counts them (one for the load or the plan, one more for the deduplicating
-dispatchers).
+and NCCL; ``one_sided.py`` replaces its expert copies. It reads split sizes on the host: on CUDA
+each ``to_host`` waits for the device once, and ``host_syncs`` counts them (one for the load or the
+plan, one more for the deduplicating dispatchers).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,9 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from topoep_titan.execution.buffers import empty_each
 from topoep_titan.execution.replicas import Copies
 
 # token: hidden vectors out and back, and their gradients; metadata: counts, slots, scores and score
@@ -54,6 +56,12 @@ class Traffic:
             total[0] += rows
             total[1] += rows * row_bytes
 
+    def count_one(self, kind: Kind, peer: int, nbytes: int) -> None:
+        """One row, to ``peer``."""
+        total = self.totals[kind, self.link_R[peer]]
+        total[0] += 1
+        total[1] += nbytes
+
     def drain(self) -> dict[tuple[str, str], list[int]]:
         """{(kind, link): [rows, bytes]}, and start again from zero."""
         drained = getattr(self, "totals", {})
@@ -68,6 +76,14 @@ class Transport(Protocol):
     one_sided: bool  # peers reach the buffers of execution/buffers.py; mains must be copied there
     traffic: Traffic
     host_syncs: int
+
+    def allocate(
+        self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        """Uninitialised memory for ``buffers.py``, where peers can reach it if they have to.
+
+        Collective, with the same shapes on all ranks; once, for the layers of a model."""
+        ...
 
     def gather(self, values: Tensor) -> Tensor:
         """Integers (...) of this rank to int64 (R, ...) of all ranks, in rank order."""
@@ -107,13 +123,18 @@ class CollectiveTransport:
 
     one_sided = False
 
-    def __init__(self, group: dist.ProcessGroup, ranks_per_node: int):
+    def __init__(self, group: ProcessGroup, ranks_per_node: int):
         self.group = group
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
         self.ranks_per_node = ranks_per_node
         self.traffic = Traffic(self.rank, self.ranks, ranks_per_node)
         self.host_syncs = 0
+
+    def allocate(
+        self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        return empty_each(shapes, dtype, device)
 
     def gather(self, values: Tensor) -> Tensor:
         values = values.to(torch.int64).contiguous()
@@ -143,28 +164,41 @@ class CollectiveTransport:
         return arrived
 
     def pull(self, copies: Copies, mains: Sequence[Tensor], slots: Sequence[Tensor]) -> None:
-        sends = [(main[c.main], c.peer) for c in copies.outgoing for main in mains]
-        receives = [(slot[c.slot], c.peer) for c in copies.incoming for slot in slots]
-        self._copy("parameter", sends, receives)
+        wait_all(self.post_pull(copies, mains, slots))
 
     def push(self, copies: Copies, grads: Sequence[Tensor], regions: Sequence[Tensor]) -> None:
+        wait_all(self.post_push(copies, grads, regions))
+
+    def post_pull(
+        self, copies: Copies, mains: Sequence[Tensor], slots: Sequence[Tensor]
+    ) -> list[dist.Work]:
+        sends = [(main[c.main], c.peer) for c in copies.outgoing for main in mains]
+        receives = [(slot[c.slot], c.peer) for c in copies.incoming for slot in slots]
+        return self._post("parameter", sends, receives)
+
+    def post_push(
+        self, copies: Copies, grads: Sequence[Tensor], regions: Sequence[Tensor]
+    ) -> list[dist.Work]:
         sends = [(grad[c.slot], c.peer) for c in copies.incoming for grad in grads]
         receives = [(region[c.peer, c.main], c.peer) for c in copies.outgoing for region in regions]
-        self._copy("gradient", sends, receives)
+        return self._post("gradient", sends, receives)
 
-    def _copy(self, kind: Kind, sends: list, receives: list) -> None:
+    def _post(self, kind: Kind, sends: list, receives: list) -> list[dist.Work]:
         """Point to point, straight from and to the buffers. Both sides of a pair list their tensors
         in the same order, and number them so."""
         for tensor, peer in sends:
-            self.traffic.count(kind, [int(r == peer) for r in range(self.ranks)], tensor.nbytes)
+            self.traffic.count_one(kind, peer, tensor.nbytes)
         operations = [
             dist.P2POp(operation, tensor, group=self.group, tag=tag, group_peer=peer)
             for operation, pairs in ((dist.isend, sends), (dist.irecv, receives))
             for tag, (tensor, peer) in _numbered(pairs)
         ]
-        if operations:
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
+        return dist.batch_isend_irecv(operations) if operations else []
+
+
+def wait_all(pending: list[dist.Work]) -> None:
+    for work in pending:
+        work.wait()
 
 
 def _numbered(pairs: list[tuple[Tensor, int]]) -> list[tuple[int, tuple[Tensor, int]]]:

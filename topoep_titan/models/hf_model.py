@@ -70,7 +70,7 @@ def _build(fields: ModelConfig, dtype: torch.dtype) -> nn.Module:
     """On the meta device but for its buffers (rotary cache, selection bias)."""
     config = fields.build_spec(fields.MODEL_TYPE).model
     expert_dtype = str(dtype).removeprefix("torch.")
-    experts = expert_settings(TopoEPConfig(planner="none", expert_dtype=expert_dtype))
+    experts = expert_settings(TopoEPConfig(planner="none", expert_dtype=expert_dtype), [])
     for layer in config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
         if layer.moe is not None:

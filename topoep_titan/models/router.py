@@ -2,13 +2,15 @@
 
 The loss of one layer in one step is ``aux_scale * mean over tokens t of sum_x f_x * p_tx``, where
 p_tx is the score of expert x, normalised over the experts, and f_x = E * (assignments of x) / (K *
-tokens) within the scope: the token's own sequence (DeepSeek-V2, equations 23 to 25), or the
-microbatch of all data-parallel ranks (the global-batch loss of Qwen3). f has no gradient, so the
-loss is linear in p, and each rank may add its own tokens' part: what ranks exchange is counts.
+tokens) within the scope: the token's own sequence (DeepSeek-V2, arXiv:2405.04434, section 2.2.3,
+equations 23 to 25), or the microbatch of all data-parallel ranks (the global-batch loss of Qwen3).
+f has no gradient, so the loss is linear in p, and each rank may add its own tokens' part: what
+ranks exchange is counts.
 
-DeepSeek-V2 adds two losses over devices, its groups of experts (equations 26 to 31). They have the
-same form, with f of an expert replaced by a value of its group g: ``device_scale`` with the mean of
-f over g, ``communication_scale`` with (groups / groups kept) * (tokens that chose g) / tokens.
+DeepSeek-V2 adds two losses over devices, its groups of experts. They have the same form, with f of
+an expert replaced by a value of its group g: ``device_scale`` with the mean of f over g (equations
+26 to 28), ``communication_scale`` with (groups / groups kept) * (tokens that chose g) / tokens
+(equations 29 to 31).
 
 It enters through the routing weights: forward leaves them alone, backward adds the loss's gradient.
 So it needs no path to the model's output, which is what pipeline stages, gradient accumulation and

@@ -16,24 +16,34 @@ for (const button of document.querySelectorAll("thead button")) {
   });
 }
 
-// A slider shows each layer's values at its step; darker is nearer to balance, on one scale.
+// A slider shows each layer's values at its step: orange above 1 (full at 2 or the largest), blue
+// below. All sliders of as many steps move together.
+const sliders = [];
 for (const figure of document.querySelectorAll("figure.steps")) {
   const { steps, rows } = JSON.parse(figure.querySelector("script").textContent);
   const slider = figure.querySelector("input");
   const values = Object.values(rows).flat(2).filter((value) => value !== null);
-  const top = Math.max(1.01, ...values);
+  const top = Math.max(2, ...values);
   const show = () => {
     figure.querySelector("output").textContent = steps[slider.value];
     Object.values(rows).forEach((layers, row) => {
       layers.forEach((layer, index) => {
         const cell = figure.querySelector("tbody").rows[row].cells[index + 1];
         const value = layer[slider.value];
-        const share = value === null ? 0 : Math.round((100 * (value - 1)) / (top - 1));
         cell.textContent = value === null ? "\u2013" : value.toFixed(2);
-        cell.style.background = `color-mix(in srgb, #dd7330 ${share}%, transparent)`;
+        const over = value === null ? 0 : value < 1 ? value - 1 : (value - 1) / (top - 1);
+        const share = Math.round(100 * Math.abs(over));
+        const colour = over < 0 ? "#3b86d1" : "#dd7330";
+        cell.style.background = `color-mix(in srgb, ${colour} ${share}%, transparent)`;
       });
     });
   };
-  slider.addEventListener("input", show);
+  sliders.push({ slider, show });
+  slider.addEventListener("input", () => {
+    for (const other of sliders.filter((each) => each.slider.max === slider.max)) {
+      other.slider.value = slider.value;
+      other.show();
+    }
+  });
   show();
 }

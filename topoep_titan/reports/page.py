@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from topoep_titan.reports import tables
 from topoep_titan.reports.blocks import Block, Code, Heading, Paragraph, Steps, write_page
 from topoep_titan.reports.figures import MAX_POINTS, all_figures, heat_maps
@@ -16,6 +18,9 @@ from topoep_titan.reports.published import Answer, answer_blocks
 from topoep_titan.reports.summary import Group, Run, group_runs, layer_series, number
 from topoep_titan.reports.tables import PAPER
 from topoep_titan.results import RunResult, read_result
+
+RANK_LOADS = (("rank_load_before", "before the plan"), ("rank_load", "under the plan"))
+MAX_NUMBERS = 100_000  # of one slider: half a megabyte of the page
 
 
 def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
@@ -65,7 +70,9 @@ def _content(groups: list[Group], command: str) -> list[Block]:
         blocks += [Heading("Figures" + suffix), all_figures(group)]
         if maps := heat_maps(group):
             blocks += [Heading("Imbalance by layer and step" + suffix), maps]
-            blocks += [_steps_of(run) for run in group.runs if run.result.planner != "none"]
+            planned = [run for run in group.runs if run.result.planner != "none"] or group.runs
+            blocks += [_steps_of(run) for run in planned]
+            blocks += [_ranks_of(run, *named) for run in planned for named in RANK_LOADS]
         if layers := tables.layer_table(group):
             blocks += [Heading("Layers" + suffix), layers]
     runs = [run for group in groups for run in group.runs]
@@ -77,6 +84,26 @@ def _content(groups: list[Group], command: str) -> list[Block]:
             blocks.append(Code(json.dumps(run.result.config, indent=1, sort_keys=True), name))
     blocks += [Paragraph("This command writes the page again:"), Code(command)]
     return [block for block in blocks if block]
+
+
+def _ranks_of(run: Run, key: str, name: str) -> Steps | None:
+    """The load of every rank in every layer; None for a run that did not record it."""
+    recorded = {
+        step["step"]: [layer[key] for layer in step["layers"]]
+        for step in run.result.steps
+        if step["layers"] and all(key in layer for layer in step["layers"])
+    }
+    if not recorded:
+        return None
+    layers, ranks = np.shape(next(iter(recorded.values())))
+    most = min(MAX_POINTS, max(1, MAX_NUMBERS // (layers * ranks)))
+    steps = sorted(recorded)
+    steps = steps[:: -(-len(steps) // most)]
+    rows = {
+        f"rank {rank}": [[recorded[s][layer][rank] for s in steps] for layer in range(layers)]
+        for rank in range(ranks)
+    }
+    return Steps(f"{run.label}: load of each rank over the mean rank, {name}", steps, rows)
 
 
 def _steps_of(run: Run) -> Steps | None:

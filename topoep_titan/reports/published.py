@@ -144,7 +144,7 @@ def _timeline(answer: Answer) -> Figure:
     axes.grid(False, axis="y")
     axes.set_xlabel("milliseconds")
     label = f"{answer['figure']}: {answer['question']}"
-    caption = "One layer, forward then backward, on the busiest rank."
+    caption = "One layer, forward then backward, on one rank."
     return Figure("Timeline", caption, svg_text(canvas, salt=label, label=label))
 
 

@@ -1,6 +1,7 @@
 """``topoep simulate``: what a training step takes under each planner, on any cluster file."""
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -12,9 +13,17 @@ import torch
 
 from topoep_titan.cluster import Cluster, load_cluster
 from topoep_titan.errors import InputError
-from topoep_titan.simulator.calibration import backends
+from topoep_titan.results import write_result
+from topoep_titan.simulator.calibration import Backends, backends
 from topoep_titan.simulator.models import MODELS, Model, model_named
-from topoep_titan.simulator.replay import CONTESTANTS, Replay, check_contestants, replay
+from topoep_titan.simulator.record import run_result
+from topoep_titan.simulator.replay import (
+    CONTESTANTS,
+    Replay,
+    backend_of,
+    check_contestants,
+    replay,
+)
 from topoep_titan.simulator.traces import Microbatch, recorded, synthetic
 
 MOST_TOKENS = 2**20  # of a rank and microbatch
@@ -37,6 +46,7 @@ def simulate_options(command: argparse.ArgumentParser) -> None:
     add("--calibration", help="constants of a measured machine (figure_15, or a .toml file)")
     add("--no-overlap", action="store_true", help="nothing hides behind anything")
     add("--exact-rows", action="store_true", help="count deduplicated rows from the ids (slow)")
+    add("--out", type=Path, help="write OUT/PLANNER/result.json, which `topoep report` overlays")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -49,6 +59,9 @@ def simulate(arguments: argparse.Namespace) -> int:
         if not least <= given <= MOST_TOKENS:
             name = "--" + option.replace("_", "-")
             raise InputError(f"{name} is {given}; give an integer from {least} to {MOST_TOKENS}")
+    out = arguments.out
+    if out and out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give a folder")
     chosen = backends(arguments.calibration)
     torch.set_num_threads(1)
     microbatches = list(_progress(_microbatches(arguments, model), "microbatches"))
@@ -61,6 +74,8 @@ def simulate(arguments: argparse.Namespace) -> int:
         )
         for planner in _progress(planners, "planners")
     ]  # fmt: skip
+    if out:
+        _write(results, out, arguments, model, cluster, chosen, microbatches)
     report = {
         "cluster": cluster.name,
         "nodes": cluster.nodes,
@@ -92,6 +107,44 @@ def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Micro
         top_k=model.top_k, ranks=ranks, tokens=arguments.tokens_per_rank, seed=arguments.seed,
         router_skew=arguments.router_skew,
     )  # fmt: skip
+
+
+def _write(
+    results: list[Replay],
+    out: Path,
+    arguments: argparse.Namespace,
+    model: Model,
+    cluster: Cluster,
+    chosen: Backends,
+    microbatches: list[Microbatch],
+) -> None:
+    routing = "natural" if arguments.trace else arguments.workload or "skew"
+    if routing == "skew":
+        routing = f"skew {arguments.router_skew:g}"
+    config = {
+        "cluster": dataclasses.asdict(cluster),
+        "calibration": arguments.calibration,
+        "replica_slots": arguments.replica_slots,
+        "accumulated_microbatches": arguments.microbatches,
+        "overlap": not arguments.no_overlap,
+        "seed": arguments.seed,
+    }
+    each = arguments.microbatches * cluster.ranks
+    for result in results:
+        folder = out / result.planner
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {folder} ({error.strerror}); give another folder"
+            ) from None
+        run = run_result(
+            result, model=model.name, dispatcher=backend_of(result.planner, chosen).dispatcher,
+            routing=routing, ranks=cluster.ranks, tokens=[each * m.tokens for m in microbatches],
+            config={**config, "planner": result.planner},
+        )  # fmt: skip
+        write_result(run, folder / "result.json")
+    print(f"{len(results)} results in {out}", file=sys.stderr)
 
 
 def _row(result: Replay) -> dict[str, Any]:

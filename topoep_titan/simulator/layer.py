@@ -89,8 +89,8 @@ def layer_costs(
     counts = ranks * (slots - plan.num_replicas) * 4  # bytes; an upper bound of R*E int32
     return LayerCosts(
         expert_R=executed_R * (flops / cluster.flops * backend.compute_scale * narrow),
-        token_R=_seconds(rows, dims.token_bytes, cluster, backend),
-        copy_R=_seconds(copies, dims.expert_bytes * backend.copy_scale, cluster, backend)
+        token_R=port_seconds(rows, dims.token_bytes, cluster, backend),
+        copy_R=port_seconds(copies, dims.expert_bytes * backend.copy_scale, cluster, backend)
         + (backend.copy_op_us * 1e-6 if plan.num_replicas else 0.0),
         plan=plan_us * 1e-6 if planned else 0.0,
         gather=cluster.lat_far + counts / cluster.bw_far,
@@ -151,7 +151,7 @@ def _chunk(costs: LayerCosts, backend: Backend) -> np.ndarray:
     return costs.token_R / backend.chunks + backend.token_op_us * 1e-6
 
 
-def _seconds(ports: Ports, size: float, cluster: Cluster, backend: Backend) -> np.ndarray:
+def port_seconds(ports: Ports, size: float, cluster: Cluster, backend: Backend) -> np.ndarray:
     """NIC and NVLink work at the same time; the later one ends the pass."""
     far_R = ports.far_R * (size / cluster.bw_far) + cluster.lat_far * (ports.far_R > 0)
     near_R = ports.near_R * (size * backend.near_scale / cluster.bw_near)

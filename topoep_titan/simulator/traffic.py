@@ -48,16 +48,23 @@ def token_ports(
         )
     ranks = plan.assignments_RG.shape[0]
     nodes = ranks // ranks_per_node
-    node_R = np.arange(ranks) // ranks_per_node
-    far_RR = node_R[:, None] != node_R
     if dispatcher == "alltoall":
         rows_RR = plan.assignments_RG.numpy().reshape(ranks, ranks, -1).sum(2, dtype=np.float64)
-        return Ports(_busier(rows_RR * far_RR), _busier(_off_diagonal(rows_RR * ~far_RR)))
+        return row_ports(rows_RR, None, ranks_per_node)
     if ids_RTK is None:
         rows_RR, rows_RM = expected_rows(plan, tokens, nodes)
     else:
         rows_RR, rows_RM = counted_rows(plan, ids_RTK, nodes)
-    if dispatcher == "dedup":
+    return row_ports(rows_RR, rows_RM if dispatcher == "dedup-node" else None, ranks_per_node)
+
+
+def row_ports(rows_RR: np.ndarray, rows_RM: np.ndarray | None, ranks_per_node: int) -> Ports:
+    """Rows from rank to rank; with ``rows_RM``, what leaves a node goes once to each node."""
+    ranks = len(rows_RR)
+    nodes = ranks // ranks_per_node
+    node_R = np.arange(ranks) // ranks_per_node
+    far_RR = node_R[:, None] != node_R
+    if rows_RM is None:
         return Ports(_busier(rows_RR * far_RR), _busier(_off_diagonal(rows_RR * ~far_RR)))
     # The rank with the same local index in the other node takes the row and hands it on there.
     own_M = np.arange(nodes) == node_R[:, None]
@@ -97,12 +104,12 @@ def counted_rows(plan: Plan, ids_RTK: Tensor, nodes: int) -> tuple[np.ndarray, n
     rows_RR, rows_RM = np.zeros((ranks, ranks)), np.zeros((ranks, nodes))
     for source in range(ranks):
         rank_TK = cut_assignments(plan, ids_RTK[source], source).numpy() // per_rank
-        rows_RR[source] = _distinct(rank_TK, ranks)
-        rows_RM[source] = _distinct(rank_TK // (ranks // nodes), nodes)
+        rows_RR[source] = distinct_places(rank_TK, ranks)
+        rows_RM[source] = distinct_places(rank_TK // (ranks // nodes), nodes)
     return rows_RR, rows_RM
 
 
-def _distinct(place_TK: np.ndarray, places: int) -> np.ndarray:
+def distinct_places(place_TK: np.ndarray, places: int) -> np.ndarray:
     """(places,): tokens that visit each place."""
     visited = np.zeros((place_TK.shape[0], places), dtype=bool)
     np.put_along_axis(visited, place_TK, True, axis=1)

@@ -6,9 +6,11 @@ under one placement loads under another, under none, and into the Hugging Face c
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import (
@@ -21,6 +23,7 @@ from torchtitan.components.checkpointer import MODEL, OPTIMIZER, CheckpointManag
 
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.expert_placement import WEIGHTS, ExpertPlacement, extent, local
+from topoep_titan.titan.resume import resume_from
 from topoep_titan.titan.shuffle import TokenShuffle
 
 PLACEMENT, SHUFFLE = "placement", "shuffle"
@@ -70,7 +73,12 @@ class LogicalCheckpoints(CheckpointManager):
         self.states[MODEL].load_state_dict(state_dict)
 
     def _load(self, step: int = -1) -> bool:
-        loaded = super()._load(step)
+        """Rank 0 decides which checkpoint is whole; all ranks load that one."""
+        found = [None]
+        if dist.get_rank() == 0:
+            found = [resume_from(Path(self.folder), step).step]
+        dist.broadcast_object_list(found)
+        loaded = super()._load(-1 if found[0] is None else found[0])
         if self.placement is not None:
             self.placement.restore()
         return loaded

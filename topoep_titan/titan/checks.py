@@ -1,6 +1,5 @@
 """Everything about a job that can be wrong before processes start, one clear message each."""
 
-import importlib.util
 import math
 from pathlib import Path
 
@@ -10,20 +9,21 @@ from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
-from topoep_titan.execution.one_sided import LIBRARIES, missing_for
+from topoep_titan.execution.one_sided import ONE_SIDED, missing_for
 from topoep_titan.models.family import check_model
 from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
-from topoep_titan.titan.config import TopoEPConfig, cluster_name
+from topoep_titan.titan.config import cluster_name
+from topoep_titan.titan.deepep import deepep_missing
 from topoep_titan.titan.device import on_cpu
-from topoep_titan.titan.float8 import EXPERTS_REASON, float8_missing
+from topoep_titan.titan.float8 import ALIGNMENT, float8_experts_missing, float8_missing
 from topoep_titan.titan.layout import check_layout
+from topoep_titan.titan.resume import VERIFY_LIMIT, damage
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 MOST_SAMPLE = 2**20  # tokens of one placement
-VERIFY_LIMIT = 2 * 2**30  # bytes; larger shard sets are checked by size, not re-hashed
 
 
 def check_job(
@@ -31,7 +31,7 @@ def check_job(
 ) -> None:
     """Raise InputError with the first thing that is wrong for ``nproc`` processes.
 
-    ``verify_data`` also re-hashes the shards (one process of a machine is enough for that);
+    ``verify_data`` also reads shards and checkpoint through (one process of a machine is enough);
     ``with_data=False`` leaves them out, for a job of another machine.
     """
     _check_topoep(config)
@@ -41,7 +41,7 @@ def check_job(
     check_model(config.model)
     check_layout(config, nproc)
     _check_converters(config)
-    _check_checkpoint(config)
+    _check_checkpoint(config, verify_data)
     if with_data:
         check_data(config, verify_data)
 
@@ -61,7 +61,7 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
         raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
     if topoep.balance_weight is not None and topoep.balance_weight < 0:
         raise InputError(f"topoep.balance_weight is {topoep.balance_weight}; give 0 or more")
-    if topoep.transport in LIBRARIES:
+    if topoep.transport in ONE_SIDED:
         missing = missing_for(topoep.transport)
         if missing:
             raise InputError(
@@ -69,7 +69,7 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
                 'use "collective", or "auto"'
             )
     if topoep.dispatcher == "deepep":
-        _check_deepep(topoep)
+        _check_deepep(config)
     if topoep.record_trace and config.model.num_experts > 2**15:
         raise InputError(
             f"topoep.record_trace keeps expert ids in int16; model.num_experts is "
@@ -180,39 +180,71 @@ def _check_training(config: TopoEPTrainer.Config) -> None:
         raise InputError(f"comm.mode is {config.comm.mode!r}; only 'default' is supported")
     if config.training.enable_cpu_offload and on_cpu():
         raise InputError("training.enable_cpu_offload: there is nothing to offload from on a CPU")
-
-
-def _check_deepep(topoep: TopoEPConfig) -> None:
-    """torchtitan's own dispatcher: it knows nothing of plans."""
-    if importlib.util.find_spec("deep_ep") is None:
+    if config.profiler.enable_memory_snapshot and on_cpu():
         raise InputError(
-            'topoep.dispatcher = "deepep" needs the deep_ep package '
-            "(https://github.com/deepseek-ai/DeepEP), which is not installed; "
-            'use "alltoall", "dedup" or "dedup-node"'
+            "profiler.enable_memory_snapshot: PyTorch records a GPU's allocations only; set it to "
+            "false"
         )
-    raise InputError(
-        'topoep.dispatcher = "deepep" executes no plan and is not connected yet; '
-        'use "alltoall", "dedup" or "dedup-node"'
-    )
+
+
+def _check_deepep(config: TopoEPTrainer.Config) -> None:
+    needs = {
+        deepep_missing(): deepep_missing() is None,
+        'topoep.expert_dtype = "bfloat16", which is what it moves': (
+            config.topoep.expert_dtype == "bfloat16"
+        ),
+        "parallelism.expert_parallel_degree of at least 2": (
+            config.parallelism.expert_parallel_degree > 1
+        ),
+    }
+    for need, met in needs.items():
+        if not met:
+            raise InputError(
+                f'topoep.dispatcher = "deepep" needs {need}; '
+                'or use "alltoall", "dedup" or "dedup-node"'
+            )
 
 
 def _check_converters(config: TopoEPTrainer.Config) -> None:
+    parallelism = config.parallelism
+    tensor = parallelism.tensor_parallel_degree
+    if "float8" in config.converters:
+        missing = float8_missing()
+        if missing:
+            raise InputError(f'converters = ["float8"] needs {missing}; leave it out')
+        if tensor > 1:
+            raise InputError(
+                f'converters = ["float8"]: each tensor-parallel rank ({tensor}) would scale its '
+                "own slice of a row, which is not supported; set "
+                "parallelism.tensor_parallel_degree = 1"
+            )
     if "float8_experts" in config.converters:
-        raise InputError(f'converters: "float8_experts" cannot run: {EXPERTS_REASON}; leave it out')
-    if "float8" not in config.converters:
-        return
-    missing = float8_missing()
+        _check_float8_experts(config)
+
+
+def _check_float8_experts(config: TopoEPTrainer.Config) -> None:
+    model, parallelism, dtype = config.model, config.parallelism, config.topoep.expert_dtype
+    what = 'converters: "float8_experts"'
+    missing = float8_experts_missing()
     if missing:
-        raise InputError(f'converters = ["float8"] needs {missing}; leave it out')
-    tensor = config.parallelism.tensor_parallel_degree
-    if tensor > 1:
+        raise InputError(f"{what} needs {missing}; leave it out")
+    allowed = ("bfloat16", "float32") if on_cpu() else ("bfloat16",)
+    if dtype not in allowed:
+        raise InputError(f"{what} needs topoep.expert_dtype = {' or '.join(allowed)}, not {dtype}")
+    for name in ("dim", "moe_hidden_dim"):
+        if getattr(model, name) % ALIGNMENT:
+            raise InputError(
+                f"{what} needs widths that are multiples of {ALIGNMENT}; model.{name} is "
+                f"{getattr(model, name)}"
+            )
+    if parallelism.tensor_parallel_degree > 1 and parallelism.expert_parallel_degree == 1:
         raise InputError(
-            f'converters = ["float8"]: each tensor-parallel rank ({tensor}) would scale its own '
-            "slice of a row, which is not supported; set parallelism.tensor_parallel_degree = 1"
+            f"{what}: without expert parallelism each tensor-parallel rank would scale its own "
+            "slice of a row; set parallelism.expert_parallel_degree to at least 2"
         )
 
 
-def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
+def _check_checkpoint(config: TopoEPTrainer.Config, verify: bool) -> None:
     """What training starts from, if it is on this machine."""
     checkpoint = config.checkpoint
     if not (checkpoint.enable and checkpoint.initial_load_path):
@@ -227,6 +259,8 @@ def _check_checkpoint(config: TopoEPTrainer.Config) -> None:
             f"checkpoint.initial_load_path: {folder} is no checkpoint (no .metadata); for a "
             "Hugging Face folder set initial_load_in_hf and initial_load_model_only"
         )
+    elif verify and (wrong := damage(folder)):
+        raise InputError(f"checkpoint.initial_load_path: {folder} is damaged: {wrong}")
     elif (folder / "config.json").exists():  # written by `convert hf-to-titan`
         refuse_other_model(folder, read_hf_config(folder), config.model)
 

@@ -18,11 +18,12 @@ class TopoEPConfig:
 
     dispatcher: Literal["alltoall", "dedup", "dedup-node", "deepep"] = "alltoall"
     """How tokens travel: a row per assignment, per (token, rank), per (token, node) and then per
-    rank of it. "deepep" (torchtitan's, which executes no plan) is refused: not connected yet."""
+    rank of it. "deepep": DeepEP moves them (CUDA, not yet run)."""
 
     transport: Literal["auto", "collective", "symm_mem", "gin"] = "auto"
-    """How expert copies travel. "collective": gloo or NCCL. "symm_mem", "gin": one-sided, by GPU
-    kernels, refused until those exist. "auto": collective."""
+    """How expert copies travel. "collective": gloo or NCCL. "symm_mem": within a node by kernels
+    over peer-mapped memory (CPU: shared memory), between nodes as "collective". "gin": between
+    nodes by the network card. Neither was run on a GPU yet. "auto": collective."""
 
     chunks: Literal[1, 2] = 1
     """Chunks of the token pipeline: with 2, one chunk travels while the other is computed."""
@@ -53,15 +54,17 @@ class TopoEPConfig:
     """Compute dtype of the experts; replicas travel in it."""
 
 
-def expert_settings(topoep: TopoEPConfig) -> dict[str, Any]:
-    """What ``routed_experts.replicated`` takes of the table."""
+def expert_settings(topoep: TopoEPConfig, converters: list[str]) -> dict[str, Any]:
+    """What ``routed_experts.replicated`` takes of the table, and of ``converters``."""
     return {
         "planner": topoep.planner,
         "replica_slots": topoep.replica_slots,
         "cluster": cluster_name(topoep.cluster),
         "ranks_per_node": topoep.ranks_per_node or local_ranks() or 1,
         "expert_dtype": topoep.expert_dtype,
+        "float8": "float8_experts" in converters,
         "dispatcher": topoep.dispatcher,
+        "transport": topoep.transport,
         "chunks": topoep.chunks,
         "balance_weight": topoep.balance_weight,
         "record_trace": topoep.record_trace,

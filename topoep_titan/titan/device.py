@@ -4,20 +4,16 @@
 no seam for them, so it must run before any other torchtitan module is imported.
 """
 
-import ctypes
 import functools
 import logging
 import os
 import resource
-import signal
 import sys
 import types
 import warnings
 from collections.abc import Callable
 
 import torch
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def on_cpu() -> bool:
@@ -44,12 +40,6 @@ def share_cores() -> None:
     """Ranks on a CPU share its cores; with more threads than their share they fight for them."""
     if on_cpu():
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // (local_ranks() or 1)))
-
-
-def die_with_launcher() -> None:
-    """Or the ranks of a killed torchrun would go on, and hold the run's lock."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def local_ranks() -> int | None:

@@ -116,13 +116,14 @@ def _tokens_a_step(config: TopoEPTrainer.Config, data_parallel: int) -> int:
 
 
 def _device_gib(config: TopoEPTrainer.Config, nproc: int) -> float | None:
-    """Of the cluster's devices; on a CPU this machine's share for a rank; None when unknown."""
-    cluster = cluster_name(config.topoep.cluster)
-    kind = Path(cluster).stem.split("_")[0]
+    """Of the cluster that the recipe names; else of this machine's GPU, or a rank's share of its
+    memory; None when unknown."""
+    kind = Path(cluster_name(config.topoep.cluster)).stem.split("_")[0]
+    named = config.topoep.cluster != "auto"
+    if torch.cuda.is_available() and not (named and kind in DEVICE_GIB):
+        return torch.cuda.get_device_properties(0).total_memory / GIB
     if kind in DEVICE_GIB:
         return DEVICE_GIB[kind]
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory / GIB
     if kind in ("cpu", "emulated"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / nproc / GIB
     return None
@@ -154,8 +155,8 @@ def _text(report: dict[str, Any]) -> str:
     machine = report["machine"]
     lines = [", ".join(f"{name} {version}" for name, version in machine["versions"].items())]
     lines += [f"device: {each}" for each in machine["devices"]]
-    domains = machine["nvlink_domains"]
-    lines.append(f"NVLink domains of this machine: {domains or 'none (no CUDA device)'}")
+    groups = machine["peer_groups"]
+    lines.append(f"GPUs that map each other's memory: {groups or 'none (no CUDA device)'}")
     for name, check in machine["checks"].items():
         lines.append(f"{'ok     ' if check['ok'] else 'missing'} {name}: {check['what']}")
     return "\n".join(lines + (_job_lines(report["job"]) if "job" in report else []))

@@ -1,9 +1,11 @@
-"""``converters = ["float8"]``: the linears of attention and dense feed-forward in float8 (torchao).
+"""``converters``: "float8" for the linears of attention and dense feed-forward (torchao), and
+"float8_experts" for the routed experts (``execution/float8.py``).
 
 Rows are scaled one by one (torchao's ``rowwise`` recipe: e4m3, scales that are powers of two), also
-in backward. On a CPU torchao emulates it: values are rounded to float8 and multiplied in float32,
-so that numerics can be studied. Router gates, embedding and head stay as they are. Routed experts
-do too: they and their replicas travel and run in ``topoep.expert_dtype``.
+in backward. On a CPU it is emulated: values are rounded to float8 and multiplied as they are, so
+that numerics can be studied. Router gates, embedding and head stay as they are. Experts multiply in
+float8 wherever they run; their replicas travel in ``topoep.expert_dtype``, as their gradients do.
+Neither has run on a GPU yet.
 """
 
 import dataclasses
@@ -18,10 +20,7 @@ from topoep_titan.titan.device import on_cpu
 CONVERTED = ("attention.", "feed_forward.", "shared_experts.")
 ALIGNMENT = 16  # both dimensions of a float8 matmul must be multiples (float8 tensor cores)
 CAPABILITY = (8, 9)  # CUDA compute capability with float8 matmuls
-EXPERTS_REASON = (
-    "routed experts run in topoep.expert_dtype: plan-driven execution has no float8 grouped matmul "
-    "yet, and replicas travel in the experts' own dtype"
-)
+GROUPED_CAPABILITIES = (9, 10)  # major ones for which PyTorch has float8 grouped matmuls
 
 
 def float8_missing() -> str | None:
@@ -30,6 +29,15 @@ def float8_missing() -> str | None:
         return "the torchao package, which is not installed (pip install torchao==0.18.0)"
     if not on_cpu() and not has_float8_matmuls():
         return "a device with float8 matmuls (compute capability 8.9 or higher)"
+    return None
+
+
+def float8_experts_missing() -> str | None:
+    """The same for float8 experts."""
+    if not on_cpu() and not (
+        torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in GROUPED_CAPABILITIES
+    ):
+        return "an NVIDIA device with float8 grouped matmuls (compute capability 9.x or 10.x)"
     return None
 
 

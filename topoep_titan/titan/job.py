@@ -22,6 +22,7 @@ from topoep_titan.titan.float8 import use_float8
 from topoep_titan.titan.init import make_layout_invariant
 from topoep_titan.titan.merge import as_table, merge
 from topoep_titan.titan.metrics import PlanMetrics
+from topoep_titan.titan.profiler import LaneProfiler
 from topoep_titan.titan.routing import skew_routers
 from topoep_titan.titan.shuffle import shuffle_blocks
 from topoep_titan.titan.trainer import TopoEPTrainer
@@ -90,7 +91,10 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
             config.override,
             imports=[
                 *config.override.imports,
-                ("topoep_titan.titan.routed_experts.replicated", expert_settings(topoep)),
+                (
+                    "topoep_titan.titan.routed_experts.replicated",
+                    expert_settings(topoep, config.converters),
+                ),
             ],
         ),
     )
@@ -148,6 +152,7 @@ def base_config(base: str, recipe: str) -> TopoEPTrainer.Config:
             last_save_model_only=False, initial_load_model_only=False
         ),
         activation_checkpoint=None,
+        profiler=LaneProfiler.Config(),
         validator=Validator.Config(dataloader=ShardDataLoader.Config()),
         comm=CommConfig(trace_buf_size=0) if on_cpu() else CommConfig(),
         debug=DebugConfig(seed=0, enable_structured_logging=False),

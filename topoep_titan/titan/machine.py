@@ -1,6 +1,5 @@
 """What this machine has for training, and what it lacks and why: devices, libraries, transports."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -12,7 +11,13 @@ import torch.distributed as dist
 from topoep_kernels.library import BUILD_COMMAND, cpu_library, find
 
 from topoep_titan.execution.one_sided import missing_for
-from topoep_titan.titan.float8 import float8_missing, has_float8_matmuls
+from topoep_titan.titan.deepep import deepep_missing
+from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.float8 import (
+    float8_experts_missing,
+    float8_missing,
+    has_float8_matmuls,
+)
 
 PACKAGES = ("torch", "torchtitan", "torchao", "numpy")
 
@@ -22,7 +27,7 @@ def machine_report() -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
         "devices": _devices(),
-        "nvlink_domains": nvlink_domains(),
+        "peer_groups": peer_groups(),
         "checks": {
             "kernels: CPU library": _cpu_library(),
             "kernels: CUDA library": _device_library("libtopoep_cuda.so", "nvcc"),
@@ -31,26 +36,25 @@ def machine_report() -> dict[str, Any]:
             "transport: collective": _check(dist.is_available(), "torch.distributed is not built"),
             "transport: symm_mem": _transport("symm_mem"),
             "transport: gin": _transport("gin"),
-            "float8: torchao": _float8(),
-            "dispatcher: deep_ep": _check(
-                importlib.util.find_spec("deep_ep") is not None, "the package is not installed"
-            ),
+            "float8: linears": _float8(float8_missing(), has_float8_matmuls()),
+            "float8: experts": _float8(float8_experts_missing(), not on_cpu()),
+            "dispatcher: deepep": _check(deepep_missing() is None, f"needs {deepep_missing()}"),
         },
     }
 
 
-def nvlink_domains() -> list[list[int]]:
-    """Groups of this machine's GPUs that reach each other's memory (peer access), as CUDA says."""
+def peer_groups() -> list[list[int]]:
+    """Groups of this machine's GPUs that all map each other's memory, over NVLink or PCIe."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    domains: list[list[int]] = []
+    groups: list[list[int]] = []
     for gpu in range(count):
-        for domain in domains:
-            if all(torch.cuda.can_device_access_peer(gpu, other) for other in domain):
-                domain.append(gpu)
+        for group in groups:
+            if all(torch.cuda.can_device_access_peer(gpu, other) for other in group):
+                group.append(gpu)
                 break
         else:
-            domains.append([gpu])
-    return domains
+            groups.append([gpu])
+    return groups
 
 
 def _devices() -> list[str]:
@@ -92,8 +96,9 @@ def _device_library(name: str, needs: str) -> dict[str, Any]:
 def _nccl() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return _check(False, "no CUDA device; ranks talk through gloo")
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    return _check(dist.is_nccl_available(), "torch was built without NCCL", f"NCCL {version}")
+    if not dist.is_nccl_available():
+        return _check(False, "torch was built without NCCL")
+    return _check(True, "", "NCCL " + ".".join(map(str, torch.cuda.nccl.version())))
 
 
 def _transport(name: str) -> dict[str, Any]:
@@ -101,8 +106,7 @@ def _transport(name: str) -> dict[str, Any]:
     return _check(missing is None, f"needs {missing}")
 
 
-def _float8() -> dict[str, Any]:
-    missing = float8_missing()
+def _float8(missing: str | None, on_device: bool) -> dict[str, Any]:
     if missing:
         return _check(False, f"needs {missing}")
-    return _check(has_float8_matmuls(), "no device with float8 matmuls; linears are emulated")
+    return _check(on_device, "no device with float8 matmuls; emulated on the CPU")

@@ -29,7 +29,7 @@ from torchtitan.distributed.utils import init_fake_mode, set_spmd_backend
 from torchtitan.tools import utils
 
 from topoep_titan.execution.buffers import buffer_bytes
-from topoep_titan.execution.one_sided import LIBRARIES  # of the one-sided transports
+from topoep_titan.execution.one_sided import ONE_SIDED
 from topoep_titan.titan.activations import (
     backward_bytes_of_layer,
     is_moe,
@@ -191,7 +191,8 @@ def _gathered(config: TopoEPTrainer.Config, blocks: dict[str, list[_Parameter]])
 
 
 def _balancing(config: TopoEPTrainer.Config) -> tuple[int, int]:
-    """Bytes of (the buffers, the float32 expert gradients of one layer's backward)."""
+    """Bytes of (the buffers, what one layer's backward makes of its experts: float32 gradients, and
+    with float8 experts their rounded weights)."""
     model, topoep = config.model, config.topoep
     ranks = config.parallelism.expert_parallel_degree
     slots = used_slots(topoep.planner, topoep.replica_slots, ranks)
@@ -201,10 +202,11 @@ def _balancing(config: TopoEPTrainer.Config) -> tuple[int, int]:
         experts=model.num_experts,
         ranks=ranks,
         replica_slots=slots,
-        mains=topoep.transport in LIBRARIES
+        mains=(topoep.transport in ONE_SIDED and slots > 0)
         or config.training.mixed_precision_param != topoep.expert_dtype,
     )
-    return buffers, (model.num_experts // ranks + slots) * elements * 4
+    each = 4 + ("float8_experts" in config.converters)
+    return buffers, (model.num_experts // ranks + slots) * elements * each
 
 
 def _activations(

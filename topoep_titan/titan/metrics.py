@@ -22,11 +22,14 @@ from torchtitan.components.metrics import (
 )
 from torchtitan.tools.utils import device_type
 
+from topoep_titan.cluster import load_cluster
 from topoep_titan.execution.layer import Engine
 from topoep_titan.execution.transport import KINDS, LINKS
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.titan.balance import BALANCE, gather_balance
 from topoep_titan.titan.coupling import COUPLING, gather_coupling
+from topoep_titan.titan.device import on_cpu
+from topoep_titan.titan.rank_load import gather_rank_loads, picture
 from topoep_titan.titan.routed_experts import ReplicatedRoutedExperts
 from topoep_titan.titan.step_log import StepLog
 
@@ -55,6 +58,8 @@ class PlanMetrics(MetricsProcessor):
             pp_schedule=pp_schedule,
             **kwargs,
         )
+        if on_cpu():  # torchtitan takes an unknown device for an A100
+            self.gpu_peak_flops = load_cluster("cpu_local").flops
         self.step_log = StepLog(Path(dump_folder))
         self.tokens_per_step = 0  # over all ranks; set by the trainer
         self.step_started = time.perf_counter()
@@ -63,7 +68,7 @@ class PlanMetrics(MetricsProcessor):
     def _build_metric_logger(self, *, config, parallel_dims, dump_folder, pp_schedule, **kwargs):
         """As torchtitan's, but TensorBoard goes to ``tb/`` itself: a resumed run is one curve."""
         rank = _get_metrics_rank(parallel_dims=parallel_dims, pp_schedule=pp_schedule)
-        self.writes = dist.get_rank() == rank
+        self.writes, self.curves = dist.get_rank() == rank, None
         others = super()._build_metric_logger(
             config=dataclasses.replace(config, enable_tensorboard=False),
             parallel_dims=parallel_dims,
@@ -75,7 +80,8 @@ class PlanMetrics(MetricsProcessor):
             return others
         both = LoggerContainer()
         both.add_logger(others)
-        both.add_logger(_OneCurve(str(Path(dump_folder) / config.save_tb_folder)))
+        self.curves = _OneCurve(str(Path(dump_folder) / config.save_tb_folder))
+        both.add_logger(self.curves)
         return both
 
     def begin_step(self) -> None:
@@ -98,6 +104,7 @@ class PlanMetrics(MetricsProcessor):
             self.model_parts, self.config.num_layers, steps=self.steps_since_log
         )
         self.steps_since_log = 0
+        loads = gather_rank_loads(self.model_parts, self.config.num_layers)
         layers, modelled_us = self._gather_layers()
         traffic = self._gather_traffic()
         coupling = gather_coupling(self.model_parts, self.config.num_layers)
@@ -116,6 +123,9 @@ class PlanMetrics(MetricsProcessor):
             grad_norm,
             extra_metrics={**(extra_metrics or {}), **scalars},
         )
+        if self.curves and loads:
+            image = picture(list(loads.values()))
+            self.curves.writer.add_image("moe/rank_load", image, step, dataformats="HWC")
         if self.writes:
             record = {
                 "step": step,
@@ -126,7 +136,7 @@ class PlanMetrics(MetricsProcessor):
                 **means,
                 "traffic": traffic,
                 "modelled_us": modelled_us,
-                "layers": layers,
+                "layers": [layer | loads.get(layer["layer"], {}) for layer in layers],
             }
             self.step_log.append(record)
 

@@ -49,8 +49,8 @@ def write_cluster(path: Path, nproc: int | None) -> int:
     if path.suffix != ".toml" or not path.parent.is_dir():
         raise InputError(f"--write-cluster {path}: give a .toml file in an existing folder")
     if "RANK" not in os.environ:
-        ranks = nproc or (torch.accelerator.device_count() if device_type != "cpu" else None)
-        return _launch(path, ranks or DEFAULT_RANKS)
+        devices = None if device_type == "cpu" else torch.accelerator.device_count()
+        return _launch(path, nproc or devices or DEFAULT_RANKS, devices)
     backend = "gloo" if device_type == "cpu" else "nccl"
     if device_type != "cpu":
         device_module.set_device(int(os.environ["LOCAL_RANK"]))
@@ -68,9 +68,11 @@ def write_cluster(path: Path, nproc: int | None) -> int:
     return 0
 
 
-def _launch(path: Path, ranks: int) -> int:
+def _launch(path: Path, ranks: int, devices: int | None) -> int:
     if ranks < 2:
-        raise InputError(f"--nproc is {ranks}; rates between ranks need at least 2")
+        raise InputError(f"rates between ranks need at least 2 ranks, not {ranks}; give --nproc")
+    if devices is not None and ranks > devices:
+        raise InputError(f"--nproc is {ranks}, and this machine has {devices} devices; give fewer")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), "-m", "topoep_titan.cli"]
     command += ["doctor", "--write-cluster", str(path)]
@@ -122,8 +124,9 @@ def _exchange_rate(group: dist.ProcessGroup) -> tuple[float, float]:
 
 def _flops() -> float:
     dtype = torch.float32 if device_type == "cpu" else torch.bfloat16
-    left = torch.ones(ROWS, WIDTH, dtype=dtype, device=device_type)
-    weight = torch.ones(4, WIDTH, WIDTH, dtype=dtype, device=device_type)
+    # Random, because a GPU draws less power for constants and then clocks higher than in training.
+    left = torch.randn(ROWS, WIDTH, dtype=dtype, device=device_type)
+    weight = torch.randn(4, WIDTH, WIDTH, dtype=dtype, device=device_type)
     ends = torch.arange(1, 5, dtype=torch.int32, device=device_type) * (ROWS // 4)
     seconds = _slowest(lambda: torch._grouped_mm(left, weight, offs=ends))
     return 2 * ROWS * WIDTH * WIDTH / seconds

@@ -17,14 +17,19 @@ from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
+from topoep_titan.execution.deepep import PLANNED_AS
+from topoep_titan.execution.experts import PLAIN
+from topoep_titan.execution.float8 import FLOAT8
 from topoep_titan.execution.lane import make_lane
 from topoep_titan.execution.layer import Engine, LayerRecord, run_layer
 from topoep_titan.execution.loopback import Loopback
-from topoep_titan.execution.transport import CollectiveTransport, Transport
+from topoep_titan.execution.one_sided import ONE_SIDED, make_transport
+from topoep_titan.execution.transport import Transport
 from topoep_titan.placement.statistics import SetSample
 from topoep_titan.planning import DevicePlanner, make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.config import used_slots
+from topoep_titan.titan.deepep import buffer_opener
 
 # One engine for all layers with the same expert-parallel group and settings; it lives as long as
 # the layers do.
@@ -44,7 +49,9 @@ class ReplicatedRoutedExperts(RoutedExperts):
         cluster: str
         ranks_per_node: int
         expert_dtype: str
+        float8: bool
         dispatcher: str
+        transport: str
         chunks: int
         balance_weight: int | None
         record_trace: bool
@@ -87,7 +94,8 @@ class ReplicatedRoutedExperts(RoutedExperts):
         config = self.config
         settings = (
             config.planner, config.replica_slots, self.cluster, config.expert_dtype,
-            config.dispatcher, config.chunks, config.balance_weight, config.verify_plan,
+            config.float8, config.dispatcher, config.transport, config.chunks,
+            config.balance_weight, config.verify_plan,
         )  # fmt: skip
         key = (self.group and self.group.group_name, len(self.main_E), self.dims, settings)
         engine = _ENGINES.get(key)
@@ -102,6 +110,9 @@ class ReplicatedRoutedExperts(RoutedExperts):
 
     def _make_engine(self) -> Engine:
         config = self.config
+        unproven = {config.transport, config.dispatcher} & {*ONE_SIDED, "deepep"}
+        if unproven and device_type == "cuda":
+            logger.warning(f"{', '.join(sorted(unproven))}: not yet run on a GPU by its authors")
         return Engine(
             planner=self._planner(),
             main_E=self.main_E,
@@ -112,10 +123,12 @@ class ReplicatedRoutedExperts(RoutedExperts):
             transport=(
                 Loopback().transport()
                 if self.group is None
-                else CollectiveTransport(self.group, self.cluster.ranks_per_node)
+                else make_transport(config.transport, self.group, self.cluster.ranks_per_node)
             ),
             lane=make_lane(torch.device(device_type)),
+            matmuls=FLOAT8 if config.float8 else PLAIN,
             verify_plan=config.verify_plan,
+            open_buffer=buffer_opener(self.group) if config.dispatcher == "deepep" else None,
         )
 
     def _slots(self) -> int:
@@ -132,7 +145,7 @@ class ReplicatedRoutedExperts(RoutedExperts):
         device = torch.device(device_type)
         planner = make_planner(
             config.planner,
-            config.dispatcher,
+            PLANNED_AS if config.dispatcher == "deepep" else config.dispatcher,
             main_E=self.main_E,
             cluster=self.cluster,
             model_dims=self.dims,

@@ -11,6 +11,7 @@ from topoep_titan.errors import InputError
 from topoep_titan.results import write_atomically
 
 CONFIG, RESULT = "config.toml", "result.json"
+LOCK, LOG = ".lock", "train.log"  # may be there before the run is
 
 
 def run_folder(outputs: Path, name: str) -> Path:
@@ -36,7 +37,7 @@ def run_state(folder: Path, table: dict[str, Any]) -> Literal["new", "resume", "
 
     Raises InputError when the folder holds another recipe's run, or something else.
     """
-    if not folder.exists() or not any(path.name != ".lock" for path in folder.iterdir()):
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {LOCK, LOG}:
         return "new"
     if not (folder / CONFIG).exists():
         raise InputError(
@@ -60,7 +61,7 @@ def open_run(folder: Path, table: dict[str, Any]) -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / LOCK).open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not (folder / CONFIG).exists():
             write_atomically(folder / CONFIG, tomli_w.dumps(table))

@@ -34,8 +34,8 @@ class TopoEPTrainer(Trainer):
         """Of the flavour's family; its fields are that family's."""
 
         converters: list[Literal["float8", "float8_experts"]] = field(default_factory=list)
-        """Low precision: "float8" for the linears of attention and dense feed-forward. For experts
-        it is refused: not written."""
+        """Low precision: "float8" for the linears of attention and dense feed-forward,
+        "float8_experts" for the routed experts."""
 
         topoep: TopoEPConfig = field(default_factory=TopoEPConfig)
 
@@ -53,6 +53,8 @@ class TopoEPTrainer(Trainer):
             * self.parallel_dims.dp_shard
         )
         self.metrics_processor.tokens_per_step = tokens_per_step
+        if config.converters:  # torchtitan knows its own float8 layers only; MFU then has no peak
+            self.metrics_processor.has_quantization = True
         connect_routers(self.model_parts, self.parallel_dims, tokens_per_step=tokens_per_step)
         self.placement = self.shuffle = None
         if config.placement.strategy == "correlated":

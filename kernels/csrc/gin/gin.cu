@@ -1,91 +1,98 @@
 // Replica transfers between NVLink domains through NCCL's device API (GIN): put and signal.
 //
-// Compiled for sm_90a against NCCL 2.30; never run: it needs two nodes, or two network cards.
+// Compiled against NCCL 2.28.9 and 2.30.7 for sm_90a and sm_100a; never run: it needs two nodes, or
+// two network cards. What is put where, and what is waited for, is jobs.h, which the CPU tests run.
 //
 // Every rank holds the same plan, so the owner of the bytes puts them: mains into remote slots in
 // forward, slot gradients into remote regions in backward. (A get exists from NCCL 2.30.3 on, and not
-// on every backend.) Each put increments a signal of its source rank at the receiver: signals
-// 0..R-1 count parameters, R..2R-1 gradients. Signals only grow; `expected` [2R] in device memory
-// holds the running totals, which the wait kernel derives from the plan. A put lands before its
-// signal; a flush only frees its source. Peers in the own domain are left to csrc/device/transfers.cu.
+// on every backend.) Each put increments a signal of its source rank at the receiver, on the context
+// that carries it. Signals only grow: `expected` holds the running totals, which the wait kernel
+// derives from the plan. A put lands before its signal; a flush only frees its source. Peers of the
+// own domain are left to csrc/device/transfers.cu, which gets their addresses from here.
 //
-// Letters as there. Windows are registered once per buffer, on the communicator that torch made.
-#include <cstdint>
-#include <new>
-
+// Order on one stream: fence, put, (transfers within the domain), wait, fence. All buffers lie in one
+// window, at the same offsets on every rank.
+#include "jobs.h"
 #include "nccl.h"
 #include "nccl_device.h"
 
 namespace {
 
-using i32 = std::int32_t;
-using i64 = std::int64_t;
+using namespace gin;
+using Address = unsigned long long;
 
-constexpr int kBlocks = 8, kThreads = 32, kParts = 3;
+constexpr int kThreads = 128;
 
-struct Windows {
-  ncclWindow_t part[kParts];  // w1, w2, w3
+struct Offsets {
+  i64 source[kParts], target[kParts];  // of the parts' buffers in the window
 };
 
-struct Plan {
-  const i32* expert_G;
-  const i32* place;  // [E] rank * e + index of the main
-  int rank, R, e, S;
-  i64 bytes;  // of one part
-  int gradients;  // 0: parameters to replicas, 1: gradients to mains
+struct Opened {
+  ncclDevComm comm;
+  ncclWindow_t window;
+  Address* expected;  // [kBlocks][2R]
 };
-
-struct Put {
-  int from, to;     // ranks
-  i64 source, target;  // byte offsets in the windows
-};
-
-// What replica slot g of the cluster needs; false when it is empty.
-__device__ bool put_of(const Plan& p, int g, Put& put) {
-  const int host = g / p.S, slot = g % p.S;
-  const i32 expert = p.expert_G[host * (p.e + p.S) + p.e + slot];
-  if (expert < 0) return false;
-  const int home = p.place[expert] / p.e, index = p.place[expert] % p.e;
-  if (p.gradients) {
-    put = {host, home, slot * p.bytes, (i64(host) * p.e + index) * p.bytes};
-  } else {
-    put = {home, host, index * p.bytes, slot * p.bytes};
-  }
-  return true;
-}
 
 __device__ bool crosses(const ncclDevComm& comm, int peer) {
   return !ncclTeamRankIsMember(ncclTeamLsa(comm), ncclTeamWorld(comm), peer);
 }
 
-__global__ void put_kernel(ncclDevComm comm, Windows source, Windows target, Plan p) {
-  ncclGin gin(comm, int(blockIdx.x) % comm.ginContextCount);
-  for (int job = int(blockIdx.x); job < p.R * p.S * kParts; job += int(gridDim.x)) {
-    Put put;
-    if (!put_of(p, job / kParts, put) || put.from != p.rank || !crosses(comm, put.to)) continue;
-    if (threadIdx.x) continue;
-    const auto signal = ncclGinSignal_t(p.gradients * p.R + p.rank);
-    gin.put(ncclTeamWorld(comm), put.to, target.part[job % kParts], std::size_t(put.target),
-            source.part[job % kParts], std::size_t(put.source), std::size_t(p.bytes),
-            ncclGin_SignalInc{signal});
+// base [R]: where each rank's window is mapped here, 0 for other domains.
+__global__ void peers_kernel(ncclDevComm comm, ncclWindow_t window, Address* base) {
+  for (int r = int(threadIdx.x); r < comm.nRanks; r += int(blockDim.x)) {
+    base[r] = crosses(comm, r) ? 0 : reinterpret_cast<Address>(ncclGetPeerPointer(window, 0, r));
   }
+}
+
+__global__ void fence_kernel(ncclDevComm comm) {
+  ncclGin gin(comm, 0);
+  ncclBarrierSession<ncclCoopCta> barrier(ncclCoopCta(), ncclTeamTagWorld(), gin, 0);
+  // Relaxed: puts are waited for by their signals.
+  barrier.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+}
+
+__global__ void put_kernel(ncclDevComm comm, ncclWindow_t window, Offsets at, Plan p) {
+  if (threadIdx.x) return;
+  ncclGin gin(comm, context_of(int(blockIdx.x), comm.ginContextCount));
+  for (int job = int(blockIdx.x); job < jobs(p); job += kBlocks) {
+    Message put;
+    if (!put_of(p, job, put) || put.from != p.rank || !crosses(comm, put.to)) continue;
+    gin.put(ncclTeamWorld(comm), put.to, window, std::size_t(at.target[job % kParts] + put.target),
+            window, std::size_t(at.source[job % kParts] + put.source), std::size_t(p.bytes),
+            ncclGin_SignalInc{ncclGinSignal_t(signal_of(p, p.rank))});
+  }
+}
+
+// One block a context, one thread a source rank: adds what its puts of this plan are to the running
+// total, and waits. Then this rank's own puts have left their sources.
+__global__ void wait_kernel(ncclDevComm comm, Plan p, Address* expected) {
+  const int contexts = int(comm.ginContextCount), context = int(blockIdx.x);
+  if (context >= contexts) return;
+  ncclGin gin(comm, context);
+  for (int r = int(threadIdx.x); r < p.R; r += int(blockDim.x)) {
+    const int puts = crosses(comm, r) ? arriving(p, r, context, contexts) : 0;
+    if (!puts) continue;
+    const int signal = signal_of(p, r);
+    Address& total = expected[context * 2 * p.R + signal];
+    total += Address(puts);
+    gin.waitSignal(ncclCoopThread(), ncclGinSignal_t(signal), total);
+  }
+  __syncthreads();
   gin.flush(ncclCoopCta());
 }
 
-// One thread a source rank: adds what its puts of this plan are to the running total, and waits.
-__global__ void wait_kernel(ncclDevComm comm, Plan p, unsigned long long* expected) {
-  ncclGin gin(comm, 0);
-  for (int r = int(threadIdx.x); r < p.R; r += int(blockDim.x)) {
-    unsigned long long puts = 0;
-    for (int g = 0; g < p.R * p.S; ++g) {
-      Put put;
-      if (put_of(p, g, put) && put.from == r && put.to == p.rank && crosses(comm, r)) puts += kParts;
-    }
-    if (!puts) continue;
-    const auto signal = ncclGinSignal_t(p.gradients * p.R + r);
-    expected[signal] += puts;
-    gin.waitSignal(ncclCoopThread(), signal, expected[signal]);
-  }
+int create(ncclComm_t comm, int ranks, ncclDevComm* device) {
+#if NCCL_VERSION_CODE >= 22900
+  ncclDevCommRequirements needs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+  needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+#else
+  ncclDevCommRequirements needs{};
+#endif
+  needs.barrierCount = 1;
+  needs.ginForceEnable = true;
+  needs.ginContextCount = kBlocks;
+  needs.ginSignalCount = 2 * ranks;
+  return ncclDevCommCreate(comm, &needs, device);
 }
 
 }  // namespace
@@ -95,57 +102,63 @@ __global__ void wait_kernel(ncclDevComm comm, Plan p, unsigned long long* expect
 // Before 2.31 headers and the loaded library must be of one version; the loader compares.
 API int topoep_gin_nccl_version() { return NCCL_VERSION_CODE; }
 
-// Collective. A device communicator with a signal for each source rank and direction; 0, or an
-// ncclResult_t.
-API int topoep_gin_open(void* comm, long long ranks, void** opened) {
-  auto* device = new (std::nothrow) ncclDevComm();
-  if (!device) return ncclSystemError;
-#if NCCL_VERSION_CODE >= 22900
-  ncclDevCommRequirements needs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
-  needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
-#else
-  ncclDevCommRequirements needs{};
-#endif
-  needs.ginForceEnable = true;
-  needs.ginContextCount = kBlocks;
-  needs.ginSignalCount = int(2 * ranks);
-  const ncclResult_t result = ncclDevCommCreate(static_cast<ncclComm_t>(comm), &needs, device);
+// Collective. Registers `bytes` of `memory` (of ncclMemAlloc, 4096-byte aligned) and makes a device
+// communicator with a signal for each source rank and direction; writes where every rank's memory is
+// mapped here to `base` [R] in device memory. Lives as long as the process. 0, or an ncclResult_t.
+API int topoep_gin_open(void* comm_address, long long ranks, void* memory, long long bytes,
+                        Address* base, void* stream_address, void** opened) {
+  const auto comm = static_cast<ncclComm_t>(comm_address);
+  const auto stream = static_cast<cudaStream_t>(stream_address);
+  auto* o = new Opened{};
+  const std::size_t totals = sizeof(Address) * std::size_t(kBlocks * 2 * ranks);
+  int result = ncclCommWindowRegister(comm, memory, std::size_t(bytes), &o->window,
+                                      NCCL_WIN_COLL_SYMMETRIC);
+  if (result == ncclSuccess) result = create(comm, int(ranks), &o->comm);
+  if (result == ncclSuccess && (cudaMalloc(&o->expected, totals) != cudaSuccess ||
+                                cudaMemsetAsync(o->expected, 0, totals, stream) != cudaSuccess)) {
+    result = ncclUnhandledCudaError;
+  }
   if (result != ncclSuccess) {
-    delete device;
+    delete o;
     return result;
   }
-  *opened = device;
-  return ncclSuccess;
+  peers_kernel<<<1, kThreads, 0, stream>>>(o->comm, o->window, base);
+  *opened = o;
+  return cudaGetLastError() == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-API int topoep_gin_close(void* comm, void* opened) {
-  auto* device = static_cast<ncclDevComm*>(opened);
-  const ncclResult_t result = ncclDevCommDestroy(static_cast<ncclComm_t>(comm), device);
-  delete device;
-  return result;
+// Collective: what all ranks did before on their streams is done when this is passed. 0, or a
+// cudaError_t, as below.
+API int topoep_gin_fence(void* opened, void* stream_address) {
+  const auto& o = *static_cast<Opened*>(opened);
+  fence_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream_address)>>>(o.comm);
+  return cudaGetLastError();
 }
 
-// Collective: memory of ncclMemAlloc, 4096-byte aligned.
-API int topoep_gin_register(void* comm, void* memory, long long bytes, void** window) {
-  return ncclCommWindowRegister(static_cast<ncclComm_t>(comm), memory, std::size_t(bytes),
-                                reinterpret_cast<ncclWindow_t*>(window),
-                                NCCL_WIN_COLL_SYMMETRIC);
-}
-
-// source, target: kParts windows each. `expected` [2R] starts as zeros. 0, or a cudaError_t.
-API int topoep_gin_transfer(void* opened, void* const* source, void* const* target,
-                            const i32* expert_G, const i32* place, long long rank, long long R,
-                            long long e, long long S, long long bytes, long long gradients,
-                            unsigned long long* expected, void* stream_address) {
-  const auto stream = static_cast<cudaStream_t>(stream_address);
-  const ncclDevComm& comm = *static_cast<ncclDevComm*>(opened);
+// source, target: where the kParts parts' buffers begin, in bytes from the start of the window.
+API int topoep_gin_put(void* opened, const long long* source, const long long* target,
+                       const i32* expert_G, const i32* place, long long rank, long long R,
+                       long long e, long long S, long long bytes, long long gradients,
+                       void* stream_address) {
+  const auto& o = *static_cast<Opened*>(opened);
   const Plan p{expert_G, place, int(rank), int(R), int(e), int(S), bytes, int(gradients)};
-  Windows from, to;
+  Offsets at;
   for (int i = 0; i < kParts; ++i) {
-    from.part[i] = static_cast<ncclWindow_t>(source[i]);
-    to.part[i] = static_cast<ncclWindow_t>(target[i]);
+    at.source[i] = source[i];
+    at.target[i] = target[i];
   }
-  put_kernel<<<kBlocks, kThreads, 0, stream>>>(comm, from, to, p);
-  wait_kernel<<<1, 128, 0, stream>>>(comm, p, expected);
+  const auto stream = static_cast<cudaStream_t>(stream_address);
+  put_kernel<<<kBlocks, 32, 0, stream>>>(o.comm, o.window, at, p);
+  return cudaGetLastError();
+}
+
+// What was put here under this plan has arrived, and what was put from here may be overwritten.
+API int topoep_gin_wait(void* opened, const i32* expert_G, const i32* place, long long rank,
+                        long long R, long long e, long long S, long long gradients,
+                        void* stream_address) {
+  const auto& o = *static_cast<Opened*>(opened);
+  const Plan p{expert_G, place, int(rank), int(R), int(e), int(S), 0, int(gradients)};
+  const auto stream = static_cast<cudaStream_t>(stream_address);
+  wait_kernel<<<kBlocks, kThreads, 0, stream>>>(o.comm, p, o.expected);
   return cudaGetLastError();
 }

@@ -1,0 +1,68 @@
+"""Ranks started from here: what the terminal shows of their progress, and of their failures."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from topoep_titan.titan.launch import Progress, launch
+from topoep_titan.titan.step_log import StepLog
+
+RANK = """
+import json, os, pathlib, sys
+folder, ending = pathlib.Path(sys.argv[1]), sys.argv[2]
+record = {"step": 2, "loss": 7.5, "max_over_mean_before": 1.5, "max_over_mean": 1.25}
+record |= {"tokens_per_second": 4000.0}
+(folder / "steps.jsonl").write_text(json.dumps(record) + chr(10))
+print("a word of the rank")
+if ending == "refuse":
+    sys.exit("train.py: the folder is in use")
+if ending == "die":
+    os.kill(os.getpid(), 9)
+if ending == "fail":
+    raise RuntimeError("no more memory")
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [
+        ("end", 0, ""),
+        ("refuse", 2, "train.py: the folder is in use\n"),
+        ("fail", 1, "RuntimeError: no more memory\n"),
+        ("die", 1, r"traceback : Signal 9 \(SIGKILL\) received by PID \d+\n"),
+    ],
+)
+def test_progress_is_shown_and_a_failure_with_its_reason(tmp_path, capsys, ending, code, told):
+    folder, script = tmp_path / "mine", tmp_path / "rank.py"
+    script.write_text(RANK)
+    folder.mkdir()
+    (folder / "train.log").write_text("OldError: of an earlier start\n")
+    assert launch([str(script), str(folder), ending], folder, nproc=1, steps=2) == code
+    out, err = capsys.readouterr()
+    line = "mine: step 2/2  loss 7.5000  max/mean 1.50 -> 1.25  4,000 tokens/s\n"
+    assert f"mine: starting\n{line}" in out
+    assert ("Result: " in out) == (code == 0)
+    failure = re.escape(f"mine failed; from {folder}/train.log:\n")
+    assert re.fullmatch(failure + told if code else "", err)
+    assert "a word of the rank" in (folder / "train.log").read_text()
+
+
+def test_steps_of_an_earlier_start_are_not_shown_again(tmp_path: Path):
+    log = StepLog(tmp_path)
+    record = {"max_over_mean_before": 2.0, "max_over_mean": 1.0, "tokens_per_second": 1e3}
+    log.append(record | {"step": 37, "loss": 6.0})
+    progress = Progress(tmp_path, steps=40)
+    assert progress._newest() is None
+    log.append(record | {"step": 21, "loss": 6.5})  # from the checkpoint of step 20
+    log.append({"step": 21, "validation_loss": 6.75})
+    with log.path.open("a") as file:
+        file.write(json.dumps(record | {"step": 22})[:20])  # being written
+    newest = progress._newest()
+    assert progress.line(newest, pace=2.0) == (
+        f"{tmp_path.name}: step 21/40  loss 6.5000 (validation 6.7500)  max/mean 2.00 -> 1.00  "
+        "1,000 tokens/s  38 s left"
+    )
+    assert progress._newest() is None
