@@ -1,15 +1,19 @@
 """The GPU planners, run thread by thread, agree with the Python specifications bit for bit."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
-from topoep_kernels import planners
+from topoep_kernels import ops, planners
 
 from tests.kernels.simt_machine import SCHEDULES, chains, counters, schedule
 from tests.native_library import build_or_skip
 from tests.planning.test_native import a_cell
 from topoep_titan.cluster import Cluster, ModelDims
+from topoep_titan.cluster.cost_model import unit_costs
 from topoep_titan.planning import NATIVE, REFERENCE, device_planner
+from topoep_titan.planning.joint import TABLE
 from topoep_titan.planning.native import recipes
 from topoep_titan.planning.plan import Plan
 
@@ -47,6 +51,25 @@ def test_joint_under_its_settings(settings):
         expected, plan = NATIVE["joint"](load_RE, **cell), on_device("joint", load_RE, **cell)
         assert torch.equal(plan.expert_G, expected.expert_G), seed
         assert torch.equal(plan.assignments_RG, expected.assignments_RG), seed
+
+
+def test_every_recipe_alone():
+    """Without relief, so that what its launch builds shows in the plan."""
+    load_RE, cell = skewed(32, 128, 8, 768)
+    dims = cell["model_dims"]
+    settings = {
+        "replica_slots": 2, "ranks_per_node": 8, "token_bytes": dims.token_bytes,
+        "expert_bytes": dims.expert_bytes, "balance_weight": 60, "rounds": 0,
+        "prices": dataclasses.astuple(unit_costs(cell["cluster"], dims)),
+    }  # fmt: skip
+    for table in recipes(len(TABLE)).split(1):
+        expected = ops.plan_joint(load_RE, cell["main_E"], table=table, **settings)
+        for order in ("reverse", "random"):
+            with schedule(order):
+                plan = planners.plan_joint(
+                    load_RE, planners.order_mains(cell["main_E"]), table=table, **settings
+                )
+            assert all(torch.equal(a, b) for a, b in zip(plan, expected, strict=True)), table
 
 
 def test_prices_and_promises_are_read_when_they_are_complete():
