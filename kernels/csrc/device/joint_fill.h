@@ -189,7 +189,6 @@ DEVICE_FN bool fill(const Arguments& a, const Recipe& q, Builder& b, int d, i32 
     const int source = p.home(x) == d ? p.main[x] : -1;
     pending -= source < 0;
     if (!place(a, b.s, f, x, i32(items[i] >> 32), source, level, pending)) return false;
-    __syncwarp(kAllLanes);
   }
   return true;
 }
