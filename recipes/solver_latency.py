@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+from topoep_kernels.library import is_built
 from torch import Tensor
 
 from recipes.common import PUBLISHED, ROOT, TOKENS, answer, curve, progress, value
 from topoep_titan.cluster import ModelDims, load_cluster
 from topoep_titan.errors import InputError
 from topoep_titan.planning import NATIVE
-from topoep_titan.planning.native import is_built
 from topoep_titan.planning.plan import Plan, contiguous_mains
 from topoep_titan.planning.workloads import load_of, skew
 
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def question() -> dict:
-    if not is_built():
+    if not is_built("cpu"):
         raise InputError("the compiled planners are not built; install with `pip install -e .`")
     cells = [(640, ranks) for ranks in RANKS] + [(experts, 32) for experts in EXPERTS]
     microseconds: dict[tuple[str, int, int], float] = {}

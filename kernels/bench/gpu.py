@@ -11,16 +11,32 @@ import json
 import platform
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from topoep_kernels import planners, rows, transfers
 
 SLOTS, PER_NODE, HIDDEN, WIDTH = 2, 8, 2048, 768
-PRICES = {  # h800_4x8: token_far = 4,096 B / 50 GB/s in picoseconds, and so on
-    "token_bytes": 2 * HIDDEN, "expert_bytes": 6 * HIDDEN * WIDTH,
-    "token_far": 81_920, "token_near": 20_480,
+BYTES = {"token_bytes": 2 * HIDDEN, "expert_bytes": 6 * HIDDEN * WIDTH}
+# Unit prices on h800_4x8 in picoseconds, and the search of `joint`, as topoep_titan has them.
+FAR, NEAR = 163_840, 40_960
+JOINT = {
+    "prices": (70_779, FAR, NEAR, 188_743_680, 47_185_920, 30_000_000),
+    "balance_weight": 60,
+    "rounds": 240,
+    "table": torch.tensor(
+        [
+            [4, 7, 0, 20, 0], [1, 4, 1, 5, 50], [12, 7, 0, 10, 0], [2, 5, 0, 55, 70],
+            [5, 8, 1, 30, 10], [7, 6, 0, 5, 50], [12, 8, 1, 0, 0],
+        ],
+        dtype=torch.int32,
+    ),
 }  # fmt: skip
+PLANNERS = {
+    "topoep": partial(planners.plan_topoep, token_far=FAR, token_near=NEAR),
+    "joint": partial(planners.plan_joint, **JOINT),
+}
 
 
 def main() -> None:
@@ -31,7 +47,7 @@ def main() -> None:
         raise SystemExit("bench-gpu needs a CUDA device; there is none")
     copy_rate = rate(copy_of(512 << 20), 2 * (512 << 20))
     table = [{"what": "device-to-device copy", "gb_per_s": copy_rate}]
-    table += [planner_row(*shape) for shape in planner_grid()]
+    table += [planner_row(name, *shape) for name in PLANNERS for shape in planner_grid()]
     table += [
         {"what": what, "gb_per_s": (own := rate(call, nbytes)), "of_copy": own / copy_rate}
         for what, call, nbytes in (*row_cases(), *transfer_cases())
@@ -51,7 +67,7 @@ def planner_grid() -> list[tuple[int, int]]:
     return [(r, e) for r in (8, 32, 128) for e in (128, 256, 640, 1024)]
 
 
-def planner_row(ranks: int, experts: int) -> dict:
+def planner_row(name: str, ranks: int, experts: int) -> dict:
     generator = torch.Generator().manual_seed(0)
     popularity_E = torch.randn(experts, generator=generator).mul(2).exp()
     drawn = torch.multinomial(popularity_E, ranks * 32_768, replacement=True, generator=generator)
@@ -62,11 +78,11 @@ def planner_row(ranks: int, experts: int) -> dict:
     out = planners.empty_plan(load_RE, SLOTS)
 
     def plan():
-        planners.plan_topoep(
-            load_RE, mains_E, replica_slots=SLOTS, ranks_per_node=PER_NODE, **PRICES, out=out
+        PLANNERS[name](
+            load_RE, mains_E, replica_slots=SLOTS, ranks_per_node=PER_NODE, **BYTES, out=out
         )
 
-    return {"what": f"topoep, {ranks} ranks, {experts} experts", "us": microseconds(plan)}
+    return {"what": f"{name}, {ranks} ranks, {experts} experts", "us": microseconds(plan)}
 
 
 def row_cases() -> list[tuple[str, Callable, int]]:

@@ -136,11 +136,11 @@ static __device__ __forceinline__ std::uint64_t warp_min(std::uint64_t value) {
   return ~warp_max(~value);
 }
 
-// Sum over this lane and the ones below it.
+// Sum over this lane and the ones below it, for the first `lanes` lanes.
 template <class T>
-static __device__ __forceinline__ T warp_prefix_sum(T value) {
+static __device__ __forceinline__ T warp_prefix_sum(T value, unsigned lanes = 32) {
   const unsigned lane = threadIdx.x % 32;
-  for (unsigned by = 1; by < 32; by *= 2) {
+  for (unsigned by = 1; by < lanes; by *= 2) {
     const T below = __shfl_up_sync(kAllLanes, value, by);
     if (lane >= by) value += below;
   }

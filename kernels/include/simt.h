@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -48,7 +49,8 @@ struct Site {
   int line;
 };
 
-// What one launch did, summed over its blocks; `longest` is of the block that did most.
+// What one launch did, summed over its blocks; `longest`: the most barriers and warp collectives of a
+// block that had to follow one another.
 struct Counters {
   std::int64_t barriers, collectives, longest, bulk_copies;
 };
@@ -57,6 +59,7 @@ enum class Op { kShuffle, kBallot, kAdd, kMin, kMax, kOr, kMatch, kSync };
 
 void set_schedule(Order order, std::uint64_t seed);
 const Counters& counters();  // of this thread's last launch
+const std::vector<std::int64_t>& chains();  // `longest` of the first launches since set_schedule
 const char* error();         // of this thread's last launch, "" when it succeeded
 
 // Runs body(argument) once per thread of every block; 0, or 1 with error() set.
@@ -119,6 +122,13 @@ T atomic_add(T* at, U value) {
   return old;
 }
 
+template <class T>
+T atomic_min(T* at, T value) {
+  const T old = *at;
+  if (value < old) *at = value;
+  return old;
+}
+
 }  // namespace simt
 
 #define SIMT_SITE (::simt::Site{__FILE__, __LINE__})
@@ -151,5 +161,6 @@ T atomic_add(T* at, U value) {
 #define __threadfence() ((void)0)
 #define __threadfence_system() ((void)0)
 #define atomicAdd(at, value) ::simt::atomic_add(at, value)
+#define atomicMin(at, value) ::simt::atomic_min(at, value)
 #define __popc(bits) __builtin_popcount(bits)
 #define __ffs(bits) __builtin_ffs(int(bits))

@@ -24,9 +24,8 @@ def launch(name: str, *arguments: Tensor | int | None) -> None:
     Raises LaunchError, and ValueError when the shape's state does not fit into shared memory.
     """
     device = next(a.device for a in arguments if isinstance(a, Tensor))
-    on_gpu = device.type == "cuda"
-    library = cuda_library() if on_gpu else cpu_library()
-    stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
+    library = library_of(device)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     code = getattr(library, f"topoep_device_{name}")(
         *[_argument(a, device) for a in arguments], c_void_p(stream)
     )
@@ -35,6 +34,11 @@ def launch(name: str, *arguments: Tensor | int | None) -> None:
         raise ValueError(f"{name}: shapes {sizes} need more shared memory than a block has")
     if code:
         raise LaunchError(f"{name}: {_message(library, code)}")
+
+
+def library_of(device: torch.device) -> CDLL:
+    """The library that launches on ``device``."""
+    return cuda_library() if device.type == "cuda" else cpu_library()
 
 
 def _argument(value: Tensor | int | None, device: torch.device) -> c_void_p | c_longlong:

@@ -5,10 +5,12 @@ are checked; values cannot be without waiting for the device, and are trusted: n
 fewer than 2**31 assignments, prices as the CPU planners accept them.
 """
 
+from ctypes import c_longlong
+
 import torch
 from torch import Tensor
 
-from topoep_kernels.device import launch
+from topoep_kernels.device import TOO_LARGE, launch, library_of
 
 
 def order_mains(main_E: Tensor) -> Tensor:
@@ -40,6 +42,22 @@ def plan_topoep(
     return out
 
 
+def takes_joint(
+    device: torch.device, *, ranks: int, experts: int, replica_slots: int, ranks_per_node: int,
+    recipes: int,
+) -> bool:  # fmt: skip
+    """Whether ``plan_joint`` plans this shape on the device."""
+    sizes = (ranks, experts, replica_slots, ranks_per_node, recipes)
+    return _joint_workspace(device, *sizes) != TOO_LARGE
+
+
+def _joint_workspace(device: torch.device, *sizes: int) -> int:
+    """Bytes, or TOO_LARGE."""
+    call = library_of(device).topoep_device_joint_workspace
+    call.restype = c_longlong
+    return call(*map(c_longlong, sizes))
+
+
 def empty_plan(load_RE: Tensor, replica_slots: int) -> tuple[Tensor, Tensor]:
     """Uninitialised (expert_G, assignments_RG) beside the load."""
     ranks, experts = load_RE.shape
@@ -67,3 +85,42 @@ def check_sizes(
             "ranks_per_node must divide ranks"
         )
     return ranks, experts, replica_slots, ranks_per_node
+
+
+def plan_joint(
+    load_RE: Tensor,
+    mains_E: Tensor,
+    *,
+    replica_slots: int,
+    ranks_per_node: int,
+    token_bytes: int,
+    expert_bytes: int,
+    prices: tuple[int, int, int, int, int, int],
+    balance_weight: int,
+    table: Tensor,
+    rounds: int,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The joint planner, for shapes that ``takes_joint``; otherwise as ``plan_topoep``.
+
+    ``prices``: of one assignment, far token, near token, far copy, near copy, plan. ``table``:
+    int32 (rows, 5) on the host, the recipes of its candidates. Raises ValueError.
+    """
+    sizes = check_sizes(load_RE, mains_E, replica_slots, ranks_per_node)
+    if table.dtype != torch.int32 or table.is_cuda or table.shape[1:] != (5,):
+        raise ValueError(f"table must be int32 (rows, 5) on the host, got {tuple(table.shape)}")
+    table = table.contiguous()
+    out = out or empty_plan(load_RE, replica_slots)
+    nbytes = _joint_workspace(load_RE.device, *sizes, len(table))
+    if nbytes == TOO_LARGE:
+        raise ValueError(
+            f"the device does not plan {sizes[0]} ranks, {ranks_per_node} a node, {sizes[1]} "
+            f"experts, {replica_slots} slots and {len(table)} recipes: more than 96 ranks a node, "
+            "16 recipes or a block's shared memory; plan on the host"
+        )
+    workspace = load_RE.new_empty(nbytes, dtype=torch.uint8)
+    launch(
+        "plan_joint", load_RE, mains_E, *sizes, token_bytes, expert_bytes, *prices, balance_weight,
+        table.data_ptr(), len(table), rounds, workspace, *out,
+    )  # fmt: skip
+    return out

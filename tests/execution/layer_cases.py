@@ -14,7 +14,7 @@ from topoep_titan.execution.layer import Engine, run_layer
 from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.reference import reference_layer
 from topoep_titan.execution.transport import CollectiveTransport, Transport
-from topoep_titan.planning import PLANNERS, RowPlanner, make_planner
+from topoep_titan.planning import RowPlanner, device_planner, make_planner
 from topoep_titan.planning.plan import Plan, check_plan, unbalanced_plan
 
 E, D, F, K, S = 8, 16, 32, 3, 2
@@ -76,15 +76,16 @@ def planner_of(
         adversary = full_slots if name == "full slots" else idle_replica
         return lambda load_RE: adversary(load_RE, main_E)
     cluster = load_cluster("h800_4x8").resized(ranks, ranks_per_node=min(2, ranks))
-    if name == "joint":  # of so few tokens none pays for the planning
-        dispatcher = PLANNED_AS if dispatcher == "deepep" else dispatcher
-        return make_planner(
-            name, dispatcher, main_E=main_E, cluster=replace(cluster, plan_us=0),
-            model_dims=ModelDims(D, 1), replica_slots=S,
-        )  # fmt: skip
-    return lambda load_RE: PLANNERS[name](
-        load_RE, main_E=main_E, cluster=cluster, model_dims=ModelDims(D, 1), replica_slots=S
-    )
+    settings = {
+        "main_E": main_E, "model_dims": ModelDims(D, 1), "replica_slots": S,
+        "cluster": replace(cluster, plan_us=0),  # so few tokens do not pay for the planning
+    }  # fmt: skip
+    if name.endswith(" on the device"):
+        planner = device_planner(name.split()[0], torch.device("cpu"), **settings)
+        assert planner is not None
+        return planner
+    dispatcher = PLANNED_AS if dispatcher == "deepep" else dispatcher
+    return make_planner(name, dispatcher, **settings)
 
 
 def shuffled_mains(ranks: int) -> torch.Tensor:

@@ -32,10 +32,16 @@ def schedule(name: str, seed: int = 0) -> Iterator[None]:
 
 
 def counters() -> dict[str, int]:
-    """Of the last launch; `longest`: most barriers and collectives of one block."""
+    """Of the last launch; `longest`: the longest chain of barriers and collectives in a block."""
     values = (c_longlong * 4)()
     cpu_library().topoep_simt_counters(values)
     return dict(zip(("barriers", "collectives", "longest", "bulk_copies"), values))
+
+
+def chains() -> list[int]:
+    """The longest chain of each launch since the schedule was set, of the first 32."""
+    values = (c_longlong * 32)()
+    return values[: cpu_library().topoep_simt_chains(values)]
 
 
 def selftest(case: int, in_N: torch.Tensor) -> torch.Tensor:

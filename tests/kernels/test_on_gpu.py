@@ -3,14 +3,14 @@ also run under compute-sanitizer."""
 
 import pytest
 import torch
-from topoep_kernels import planners, rows, transfers
+from topoep_kernels import rows, transfers
 
 from tests.kernels.test_row_kernels import cases
 from tests.kernels.test_transfers import EXPERT_G, MAIN_E, E, R, S, hosted, weights
 from tests.native_library import build_or_skip
-from tests.planning.test_device_planners import device_topoep, skewed
+from tests.planning.test_device_planners import on_device, skewed
 from tests.planning.test_native import a_cell
-from topoep_titan.planning import NATIVE
+from topoep_titan.planning import NATIVE, device_planner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,41 +23,42 @@ def _library():
     build_or_skip()
 
 
-def assert_plans_agree(load_RE, cell):
-    expected = NATIVE["topoep"](load_RE, **cell)
-    plan = device_topoep(load_RE.cuda(), **cell | {"main_E": cell["main_E"].cuda()})
+def assert_plans_agree(name, load_RE, cell):
+    expected, plan = NATIVE[name](load_RE, **cell), on_device(name, load_RE.cuda(), **cell)
     assert torch.equal(plan.expert_G.cpu(), expected.expert_G)
     assert torch.equal(plan.assignments_RG.cpu(), expected.assignments_RG)
 
 
-def test_small_plans():
+@pytest.mark.parametrize("name", ["topoep", "joint"])
+def test_small_plans(name):
     for seed in range(20):
         cell = a_cell(seed)
-        assert_plans_agree(cell.pop("load_RE"), cell)
+        assert_plans_agree(name, cell.pop("load_RE"), cell)
 
 
+@pytest.mark.parametrize("name", ["topoep", "joint"])
 @pytest.mark.parametrize("width", [768, 20_000])
-@pytest.mark.parametrize("shape", [(32, 640, 8), (128, 1024, 8), (512, 1024, 8), (512, 1024, 64)])
-def test_published_sizes(shape, width):
-    assert_plans_agree(*skewed(*shape, width))
+@pytest.mark.parametrize(
+    "shape", [(32, 640, 8), (128, 1024, 8), (512, 1024, 8), (512, 1024, 64), (72, 144, 72)]
+)
+def test_published_sizes(name, shape, width):
+    assert_plans_agree(name, *skewed(*shape, width))
 
 
-def test_a_graph_replays_on_other_loads():
+@pytest.mark.parametrize("name", ["topoep", "joint"])
+def test_a_graph_replays_on_other_loads(name):
     (first_RE, cell), (second_RE, _) = skewed(32, 128, 8, 768), skewed(32, 128, 8, 768, seed=8)
-    load_RE, mains_E = first_RE.cuda(), planners.order_mains(cell["main_E"]).cuda()
-    out = planners.empty_plan(load_RE, 2)
-    settings = {
-        "replica_slots": 2, "ranks_per_node": 8, "token_bytes": 4096, "expert_bytes": 9_437_184,
-        "token_far": 81_920, "token_near": 20_480,
-    }  # fmt: skip
-    planners.plan_topoep(load_RE, mains_E, **settings, out=out)
+    load_RE = first_RE.cuda()
+    planner = device_planner(name, load_RE.device, **cell)
+    planner(load_RE)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        planners.plan_topoep(load_RE, mains_E, **settings, out=out)
+        plan = planner(load_RE)
     load_RE.copy_(second_RE)
     graph.replay()
-    expected = planners.plan_topoep(second_RE, mains_E.cpu(), **settings)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(out, expected, strict=True))
+    expected = NATIVE[name](second_RE, **cell)
+    assert torch.equal(plan.expert_G.cpu(), expected.expert_G)
+    assert torch.equal(plan.assignments_RG.cpu(), expected.assignments_RG)
 
 
 def test_small_rows():

@@ -1,10 +1,18 @@
 """The binding refuses what the compiled planners must never see, and says how to build them."""
 
+import dataclasses
+import runpy
+
 import pytest
 import torch
 from topoep_kernels import KernelsMissing, library, ops
 
-from tests.native_library import build_or_skip
+from tests.native_library import ROOT, build_or_skip
+from topoep_titan.cluster import ModelDims, load_cluster
+from topoep_titan.cluster.cost_model import unit_costs
+from topoep_titan.planning.joint import BALANCE_WEIGHT, ROUNDS
+from topoep_titan.planning.joint import TABLE as RECIPES
+from topoep_titan.planning.native import recipes
 
 PRICES = (100, 160, 40, 9_000, 2_000, 0)
 TABLE = torch.tensor([[3, 6, 1, 20, 0]], dtype=torch.int32)
@@ -80,6 +88,14 @@ def test_views_and_both_integer_types_give_one_plan(plan):
     for other in (load_RE.int(), transposed):
         for a, b in zip(plan(other, main_E.int()), expected, strict=True):
             assert torch.equal(a, b)
+
+
+def test_the_gpu_bench_searches_as_the_planner_does():
+    bench = runpy.run_path(str(ROOT / "kernels" / "bench" / "gpu.py"))["JOINT"]
+    costs = unit_costs(load_cluster("h800_4x8"), ModelDims(2048, 768))
+    assert bench["prices"] == dataclasses.astuple(costs)
+    assert torch.equal(bench["table"], recipes(len(RECIPES)))
+    assert (bench["balance_weight"], bench["rounds"]) == (BALANCE_WEIGHT, ROUNDS)
 
 
 def test_a_missing_library_names_the_remedy(monkeypatch, tmp_path):

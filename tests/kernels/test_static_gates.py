@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-SOURCES = ("plan_topoep", "rows", "transfers")
+PLANNERS = ("plan_topoep", "plan_joint")
+SOURCES = (*PLANNERS, "rows", "transfers")
 BUDGET = json.loads((KERNELS / "budget.json").read_text())["kernels"]
 
 
@@ -73,8 +74,9 @@ def ptx(compiled, source: str) -> str:
     return path.read_text()
 
 
-def test_planners_compute_in_integers(compiled):
-    assert not re.search(r"\.(f16|bf16|f32|f64)\b", ptx(compiled, "plan_topoep"))
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_planners_compute_in_integers(compiled, planner):
+    assert not re.search(r"\.(f16|bf16|f32|f64)\b", ptx(compiled, planner))
 
 
 def test_domains_meet_at_cluster_barriers(compiled):
@@ -102,7 +104,8 @@ def test_machine_code_copies_in_bulk_and_never_spills(compiled):
     }  # fmt: skip
     assert "UBLKCP.S.G" in code["transfers"]
     assert "UBLKCP.G.S" in code["transfers"]
-    assert "REDUX" in code["plan_topoep"]
+    for planner in PLANNERS:
+        assert "REDUX" in code[planner]
+        assert not re.search(r"\b(FADD|FMUL|FFMA|DADD|DMUL|DFMA)\b", code[planner])
     for source, text in code.items():
         assert not re.search(r"\b(LDL|STL)\b", text), source
-    assert not re.search(r"\b(FADD|FMUL|FFMA|DADD|DMUL|DFMA)\b", code["plan_topoep"])

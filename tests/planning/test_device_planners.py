@@ -5,12 +5,12 @@ import pytest
 import torch
 from topoep_kernels import planners
 
-from tests.kernels.simt_machine import SCHEDULES, counters, schedule
+from tests.kernels.simt_machine import SCHEDULES, chains, counters, schedule
 from tests.native_library import build_or_skip
 from tests.planning.test_native import a_cell
 from topoep_titan.cluster import Cluster, ModelDims
-from topoep_titan.cluster.cost_model import unit_costs
-from topoep_titan.planning import NATIVE, REFERENCE
+from topoep_titan.planning import NATIVE, REFERENCE, device_planner
+from topoep_titan.planning.native import recipes
 from topoep_titan.planning.plan import Plan
 
 
@@ -19,35 +19,62 @@ def _library():
     build_or_skip()
 
 
-def device_topoep(load_RE, *, main_E, cluster, model_dims, replica_slots) -> Plan:
-    costs = unit_costs(cluster, model_dims)
-    return Plan(
-        *planners.plan_topoep(
-            load_RE.int(), planners.order_mains(main_E), replica_slots=replica_slots,
-            ranks_per_node=cluster.ranks_per_node, token_bytes=model_dims.token_bytes,
-            expert_bytes=model_dims.expert_bytes, token_far=costs.token_far,
-            token_near=costs.token_near,
-        )
-    )  # fmt: skip
+def on_device(name: str, load_RE, **cell) -> Plan:
+    return device_planner(name, load_RE.device, **cell)(load_RE)
 
 
-DEVICE = {"topoep": device_topoep}
-
-
-@pytest.mark.parametrize("name", DEVICE)
-def test_bit_identical_to_the_reference_in_every_schedule(name):
+@pytest.mark.parametrize(("name", "cells", "least"), [("topoep", 60, 80), ("joint", 16, 40)])
+def test_bit_identical_to_the_reference_in_every_schedule(name, cells, least):
     replicas = 0
-    for seed in range(60):
+    for seed in range(cells):
         cell = a_cell(seed)
         load_RE = cell.pop("load_RE")
         expected = REFERENCE[name](load_RE, **cell)
         for order in SCHEDULES:
             with schedule(order, seed):
-                plan = DEVICE[name](load_RE, **cell)
+                plan = on_device(name, load_RE, **cell)
             assert torch.equal(plan.expert_G, expected.expert_G), (seed, order)
             assert torch.equal(plan.assignments_RG, expected.assignments_RG), (seed, order)
         replicas += expected.num_replicas
-    assert replicas > 80  # the cells do ask for replicas
+    assert replicas > least  # the cells do ask for replicas
+
+
+@pytest.mark.parametrize("settings", [{"balance_weight": 0}, {"balance_weight": 150, "rounds": 1}])
+def test_joint_under_its_settings(settings):
+    for seed in (1, 4, 6, 13, 20):
+        cell = a_cell(seed) | settings
+        load_RE = cell.pop("load_RE")
+        expected, plan = NATIVE["joint"](load_RE, **cell), on_device("joint", load_RE, **cell)
+        assert torch.equal(plan.expert_G, expected.expert_G), seed
+        assert torch.equal(plan.assignments_RG, expected.assignments_RG), seed
+
+
+def test_prices_and_promises_are_read_when_they_are_complete():
+    """Cells whose plan changes when one warp reads a start's peaks before another wrote them."""
+    nearly_none = a_cell(122)
+    cases = [
+        ("reverse", nearly_none.pop("load_RE"), nearly_none),
+        ("forward", *skewed(24, 48, 4, 5_000, seed=0)),  # one start of many is relieved
+    ]
+    for order, load_RE, cell in cases:
+        expected = NATIVE["joint"](load_RE, **cell)
+        with schedule(order):
+            plan = on_device("joint", load_RE, **cell)
+        assert torch.equal(plan.expert_G, expected.expert_G)
+        assert torch.equal(plan.assignments_RG, expected.assignments_RG)
+
+
+def test_what_the_device_does_not_plan_is_refused():
+    load_RE, cell = skewed(97, 97, 97, 768)
+    with pytest.raises(ValueError, match="97 a node"):
+        planners.plan_joint(
+            load_RE, planners.order_mains(cell["main_E"]), replica_slots=1, ranks_per_node=97,
+            token_bytes=1, expert_bytes=1, prices=(1,) * 6, balance_weight=0, table=recipes(7),
+            rounds=1,
+        )  # fmt: skip
+
+
+JOINT_STEPS = (60, 6, 15, 5, 230, 680, 7_100, 165)  # at most, of 32 ranks and 640 experts
 
 
 def skewed(ranks, experts, per_node, width, seed=7):
@@ -62,34 +89,49 @@ def skewed(ranks, experts, per_node, width, seed=7):
     }
 
 
-@pytest.mark.parametrize("name", DEVICE)
-@pytest.mark.parametrize("width", [768, 20_000])  # replicas from stage 1; from stage 2 alone
-@pytest.mark.parametrize(
-    ("ranks", "experts", "per_node"),
-    [
-        (32, 640, 8),
-        (128, 1024, 8),  # as many domains as a cluster holds
-        (512, 1024, 8),  # more
-        (512, 1024, 64),  # a domain's columns do not fit into shared memory
-        (72, 144, 72),  # one domain
-        (8, 64, 1),  # every rank a domain
-    ],
-)
+FROM_STAGE_1, FROM_STAGE_2 = 768, 20_000  # expert widths: where topoep's replicas come from
+SHAPES = [
+    (32, 640, 8),
+    (128, 1024, 8),  # as many domains as a cluster holds
+    (512, 1024, 8),  # more
+    (512, 1024, 64),  # a domain's columns do not fit into shared memory
+    (72, 144, 72),  # one domain
+    (8, 64, 1),  # every rank a domain
+]
+CELLS = [("topoep", *shape, width) for shape in SHAPES for width in (FROM_STAGE_1, FROM_STAGE_2)]
+CELLS += [
+    ("joint", 32, 640, 8, 768), ("joint", 72, 144, 72, 768), ("joint", 16, 64, 1, 768),
+    ("joint", 80, 160, 40, 768),  # ranks beside those of a full warp
+    ("joint", 24, 960, 8, 20_000),  # more pairs than are kept
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "ranks", "experts", "per_node", "width"), CELLS)
 def test_published_sizes_too(name, ranks, experts, per_node, width):
     """Against the compiled CPU planner: the Python specification would take minutes."""
     load_RE, cell = skewed(ranks, experts, per_node, width)
     expected = NATIVE[name](load_RE, **cell)
     with schedule("random", ranks):
-        plan = DEVICE[name](load_RE, **cell)
-    assert (expected.num_replicas > 0) == (width == 768 or per_node > 1)
+        plan = on_device(name, load_RE, **cell)
+    assert (expected.num_replicas > 0) == (width == FROM_STAGE_1 or per_node > 1)
     assert torch.equal(plan.expert_G, expected.expert_G)
     assert torch.equal(plan.assignments_RG, expected.assignments_RG)
 
 
 @pytest.mark.parametrize(("shape", "steps"), [((32, 640, 8), 480), ((128, 1024, 8), 1100)])
 def test_serial_steps_of_refinement_stay_within_budget(shape, steps):
-    """Collectives and barriers of the busiest block, one after the other: what its latency is made
-    of. A load without stage 1 replicas makes the most moves."""
-    load_RE, cell = skewed(*shape, 20_000)
-    assert device_topoep(load_RE, **cell).num_replicas > 40
+    """Barriers and warp collectives that follow one another: what its latency is made of. A load
+    without stage 1 replicas makes the most moves."""
+    load_RE, cell = skewed(*shape, FROM_STAGE_2)
+    assert on_device("topoep", load_RE, **cell).num_replicas > 40
     assert 0 < counters()["longest"] <= steps
+
+
+def test_serial_steps_of_joint_stay_within_budget():
+    """Of every launch: topoep's three phases, sums, pairs, starts, relief, write."""
+    load_RE, cell = skewed(32, 640, 8, 768)
+    with schedule("forward"):
+        assert on_device("joint", load_RE, **cell).num_replicas > 40
+        steps = chains()
+    assert len(steps) == len(JOINT_STEPS)
+    assert all(0 < step <= most for step, most in zip(steps, JOINT_STEPS)), steps

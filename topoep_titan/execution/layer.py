@@ -23,7 +23,13 @@ from topoep_titan.execution.pipeline import Call, routed_experts
 from topoep_titan.execution.replicas import plan_copies
 from topoep_titan.execution.row_kernels import kernels_for
 from topoep_titan.execution.transport import Transport
-from topoep_titan.planning.plan import Plan, RowPlanner, check_plan, check_slots
+from topoep_titan.planning.plan import (
+    DevicePlanner,
+    Plan,
+    RowPlanner,
+    check_plan,
+    check_slots,
+)
 
 
 class PlanMismatchError(RuntimeError):
@@ -34,7 +40,8 @@ class PlanMismatchError(RuntimeError):
 class Engine:
     """What the layers of a model share on one rank of an expert-parallel group."""
 
-    planner: Callable[[Tensor], Plan] | RowPlanner  # load_RE on the CPU to a Plan; deterministic
+    # Deterministic. A plain function maps load_RE on the CPU to a Plan.
+    planner: Callable[[Tensor], Plan] | RowPlanner | DevicePlanner
     main_E: Tensor
     replica_slots: int
     dispatcher: str  # "alltoall", "dedup", "dedup-node" or "deepep"
@@ -86,10 +93,7 @@ def run_layer(
     PlanMismatchError (with ``verify_plan``) on every rank of the group when plans differ.
     """
     transport = engine.transport
-    load_RE = transport.gather(counts_E)
-    transport.host_syncs += load_RE.is_cuda
-    load_RE = load_RE.cpu()
-    plan, slot_TK, plan_seconds = _plan(engine, load_RE, ids_TK)
+    load_RE, plan, slot_TK, plan_seconds = _plan(engine, transport.gather(counts_E), ids_TK)
     if engine.verify_plan or engine.buffers is None:  # at least the first plan of a run
         check_plan(plan, load_RE, engine.main_E, engine.replica_slots)
         check_slots(plan, slot_TK, transport.rank)
@@ -125,9 +129,18 @@ def run_layer(
     return out_TD, LayerRecord(load_RE, plan, engine.main_E, plan_seconds, rows_RX)
 
 
-def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor, float]:
-    """The plan (on the CPU), the slot of each assignment (on the device), seconds of planning."""
+def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Tensor, Plan, Tensor, float]:
+    """The load and the plan on the CPU, the slot of each assignment, seconds of planning.
+
+    On CUDA the host waits for the device once: for the load, or, where the device plans, for the
+    plan, because collectives take split sizes and copies from the host. A planner in rows waits
+    twice more.
+    """
     transport, planner, device = engine.transport, engine.planner, ids_TK.device
+    transport.host_syncs += load_RE.is_cuda
+    if isinstance(planner, DevicePlanner):
+        return _plan_on_device(planner, load_RE, ids_TK, transport.rank)
+    load_RE = load_RE.cpu()
     if not isinstance(planner, RowPlanner):
         started = time.perf_counter()
         plan = planner(load_RE)
@@ -136,7 +149,7 @@ def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor
         slot_TK = kernels_for(device).assign(
             ids_TK, plan.expert_G.to(device), split_G, load_RE.shape[1]
         )
-        return plan, slot_TK, seconds
+        return load_RE, plan, slot_TK, seconds
     transport.host_syncs += 2 * ids_TK.is_cuda
     ids_TK = ids_TK.cpu()
     started = time.perf_counter()
@@ -146,7 +159,46 @@ def _plan(engine: Engine, load_RE: Tensor, ids_TK: Tensor) -> tuple[Plan, Tensor
     gathered = time.perf_counter()
     plan, slot_TK = planner.finish(proposal, rows_RCX)
     seconds = time.perf_counter() - gathered + proposed - started  # the wait for others left out
-    return plan, slot_TK.to(device, torch.int64), seconds
+    return load_RE, plan, slot_TK.to(device, torch.int64), seconds
+
+
+def _plan_on_device(
+    planner: DevicePlanner, load_RE: Tensor, ids_TK: Tensor, rank: int
+) -> tuple[Tensor, Plan, Tensor, float]:
+    """As ``_plan``. The host looks once, behind plan and slots: it reads plan and load together."""
+    device, experts = load_RE.device, load_RE.shape[1]
+    clock = _Clock(device)
+    plan = planner(load_RE)
+    clock.stop()
+    slot_TK = kernels_for(device).assign(ids_TK, plan.expert_G, plan.assignments_RG[rank], experts)
+    parts = (plan.expert_G, plan.assignments_RG, load_RE.to(torch.int32))
+    flat = torch.cat([part.reshape(-1) for part in parts]).cpu()
+    expert_G, assignments_RG, load_RE = (
+        values.view(part.shape)
+        for part, values in zip(parts, flat.split([part.numel() for part in parts]))
+    )
+    return load_RE.long(), Plan(expert_G, assignments_RG), slot_TK, clock.seconds()
+
+
+class _Clock:
+    """Seconds that a device takes for what is submitted between making and stopping the clock."""
+
+    def __init__(self, device: torch.device):
+        self.marks = []
+        self.on_gpu = device.type == "cuda"
+        self.stop()
+
+    def stop(self) -> None:
+        if self.on_gpu:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(time.perf_counter())
+
+    def seconds(self) -> float:
+        """On a GPU, after the host has waited for it."""
+        begin, end = self.marks
+        return begin.elapsed_time(end) / 1e3 if self.on_gpu else end - begin
 
 
 def check_same_plan(plan: Plan, transport: Transport, device: torch.device) -> None:

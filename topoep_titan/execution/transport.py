@@ -3,8 +3,8 @@
 A transport moves rows (dimension 0) and expert copies between the R ranks of one expert-parallel
 group, knows nothing of autograd, and counts what it sends. ``CollectiveTransport`` works on gloo
 and NCCL; ``one_sided.py`` replaces its expert copies. It reads split sizes on the host: on CUDA
-each ``to_host`` waits for the device once, and ``host_syncs`` counts them (one for the load, one
-more for the deduplicating dispatchers).
+each ``to_host`` waits for the device once, and ``host_syncs`` counts them (one for the load or the
+plan, one more for the deduplicating dispatchers).
 """
 
 from collections.abc import Sequence

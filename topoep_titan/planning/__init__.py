@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import torch
+from topoep_kernels.library import is_built
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
@@ -19,10 +21,20 @@ from topoep_titan.planning.fastermoe import fastermoe
 from topoep_titan.planning.flexmoe import flexmoe, flexmoe_free
 from topoep_titan.planning.joint import joint
 from topoep_titan.planning.moonep import moonep, moonep_free
-from topoep_titan.planning.plan import Plan, RowPlanner, check_load, check_plan, unbalanced_plan
+from topoep_titan.planning.on_device import device_planner
+from topoep_titan.planning.plan import (
+    DevicePlanner,
+    Plan,
+    RowPlanner,
+    check_load,
+    check_plan,
+    unbalanced_plan,
+)
 from topoep_titan.planning.rows import finish_rows, propose_rows
 from topoep_titan.planning.topoep import topoep
 from topoep_titan.planning.ultraep import ultraep
+
+CPU = torch.device("cpu")
 
 
 def none(
@@ -48,7 +60,7 @@ REFERENCE: dict[str, Callable[..., Plan]] = {
     "moonep": moonep,
 }
 NATIVE: dict[str, Callable[..., Plan]] = {"topoep": native.topoep, "joint": native.joint}
-PLANNERS = REFERENCE | (NATIVE if native.is_built() else {})
+PLANNERS = REFERENCE | (NATIVE if is_built("cpu") else {})
 # As published, outside the contract (mains move, or more than S slots): for comparison only.
 FREE_PLANNERS: dict[str, Callable[..., Plan]] = {
     "eplb-free": eplb_free,
@@ -77,14 +89,18 @@ def make_planner(
     cluster: Cluster,
     model_dims: ModelDims,
     replica_slots: int,
+    device: torch.device = CPU,
     **options,
-) -> Callable[[Tensor], Plan] | RowPlanner:
+) -> Callable[[Tensor], Plan] | RowPlanner | DevicePlanner:
     """The planner called ``name`` for one group: in rows for ``joint`` where the dispatcher
-    deduplicates, else a function of the load. Raises InputError for an unknown name."""
+    deduplicates, else a function of the load, on a CUDA ``device`` if that can plan this shape.
+    Raises InputError for an unknown name."""
     settings = {"main_E": main_E, "cluster": cluster, "model_dims": model_dims}
     planner = planner_named(name)
     if name != "joint" or dispatcher == "alltoall":
-        return partial(planner, replica_slots=replica_slots, **settings, **options)
+        settings["replica_slots"] = replica_slots
+        on_device = device_planner(name, device, **settings, **options) if device != CPU else None
+        return on_device or partial(planner, **settings, **options)
     settings["dispatcher"] = dispatcher
     return RowPlanner(
         propose=partial(propose_rows, replica_slots=replica_slots, **settings, **options),
@@ -97,10 +113,12 @@ __all__ = [
     "NATIVE",
     "PLANNERS",
     "REFERENCE",
+    "DevicePlanner",
     "Plan",
     "RowPlanner",
     "check_load",
     "check_plan",
+    "device_planner",
     "implementation",
     "make_planner",
     "planner_named",

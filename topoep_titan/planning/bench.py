@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from topoep_kernels.library import is_built
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
@@ -18,7 +19,6 @@ from topoep_titan.errors import InputError
 from topoep_titan.planning import FREE_PLANNERS, NATIVE, REFERENCE
 from topoep_titan.planning.bounds import MILP_EXPERTS, MILP_RANKS, milp_bound, relaxed_bound
 from topoep_titan.planning.joint import BALANCE_WEIGHT
-from topoep_titan.planning.native import is_built
 from topoep_titan.planning.plan import Plan, contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.workloads import load_of, skew, zipf
@@ -100,7 +100,7 @@ def contestants(balance_weights: Sequence[int] = (BALANCE_WEIGHT,)) -> list[Cont
             )
         ]
 
-    native = NATIVE if is_built() else {}
+    native = NATIVE if is_built("cpu") else {}
     return [
         *entrants(REFERENCE, "reference"),
         *entrants(native, "native"),

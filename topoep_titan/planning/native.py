@@ -7,22 +7,13 @@ import dataclasses
 from functools import cache
 
 import torch
-from topoep_kernels import KernelsMissing, cpu_library, ops
+from topoep_kernels import ops
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
 from topoep_titan.cluster.cost_model import UnitCosts, unit_costs
 from topoep_titan.planning.joint import BALANCE_WEIGHT, ROUNDS, TABLE
 from topoep_titan.planning.plan import Plan
-
-
-def is_built() -> bool:
-    """Whether the compiled library is there. One that is there and does not load raises."""
-    try:
-        cpu_library()
-    except KernelsMissing:
-        return False
-    return True
 
 
 def topoep(
@@ -73,7 +64,7 @@ def joint(
             expert_bytes=model_dims.expert_bytes,
             prices=dataclasses.astuple(costs),
             balance_weight=balance_weight,
-            table=_table(rows),
+            table=recipes(rows),
             rounds=rounds,
         )
     )
@@ -98,5 +89,6 @@ def pick_slots(
 
 
 @cache
-def _table(rows: int) -> Tensor:
+def recipes(rows: int) -> Tensor:
+    """int32 (rows, 5): the first rows of the joint planner's table."""
     return torch.tensor([dataclasses.astuple(recipe) for recipe in TABLE[:rows]], dtype=torch.int32)

@@ -47,6 +47,16 @@ class RowPlanner:
     finish: Callable[..., tuple[Plan, Tensor]]
 
 
+@dataclass(frozen=True)
+class DevicePlanner:
+    """A planner that takes the load from device memory and leaves the Plan there."""
+
+    plan: Callable[[Tensor], Plan]
+
+    def __call__(self, load_RE: Tensor) -> Plan:
+        return self.plan(load_RE)
+
+
 def check_load(load_RE: Tensor, main_E: Tensor | None, replica_slots: int) -> None:
     """Raise InputError unless the planners' common input is well formed.
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from topoep_kernels.library import is_built
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims
@@ -134,7 +135,7 @@ def _candidates(
             f"{slots} slots are more than the {MOST_SLOTS} that int16 numbers; use fewer "
             "replica_slots"
         )
-    costs, planner = unit_costs(cluster, model_dims), native.joint if native.is_built() else joint
+    costs, planner = unit_costs(cluster, model_dims), native.joint if is_built("cpu") else joint
     plans = [unbalanced_plan(load_RE, main_E, replica_slots)]
     for per_cent in PRICES:
         plan = planner(
@@ -165,7 +166,7 @@ def _proposal(
     cluster: Cluster,
     model_dims: ModelDims,
 ) -> Proposal:
-    pick = native.pick_slots if native.is_built() else pick_slots
+    pick = native.pick_slots if is_built("cpu") else pick_slots
     costs = unit_costs(cluster, model_dims)
     slots = [pick(plan, ids_TK, rank, cluster, costs, dispatcher) for plan in plans]
     per_rank = plans[0].expert_G.numel() // cluster.ranks

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+from topoep_kernels.library import is_built
+
 from data.errors import DataError
 from data.shards import open_shards, verify
 from topoep_titan.cluster import load_cluster
@@ -13,7 +15,6 @@ from topoep_titan.models.hf_config import read_hf_config, refuse_other_model
 from topoep_titan.models.hf_files import match, open_checkpoint
 from topoep_titan.models.qwen3 import Qwen3
 from topoep_titan.planning import planner_named
-from topoep_titan.planning.native import is_built
 from topoep_titan.titan.config import cluster_name
 from topoep_titan.titan.deepep import deepep_missing
 from topoep_titan.titan.device import on_cpu
@@ -130,7 +131,7 @@ def _check_placement(config: TopoEPTrainer.Config) -> None:
             f'checkpoint.async_mode is "{config.checkpoint.async_mode}"; '
             'placement.strategy = "correlated" saves with "disabled" only'
         )
-    if not is_built():
+    if not is_built("cpu"):
         raise InputError(
             'placement.strategy = "correlated" needs the compiled CPU library; build it with '
             "`pip install -e .`"

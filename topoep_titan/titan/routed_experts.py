@@ -26,7 +26,7 @@ from topoep_titan.execution.loopback import Loopback
 from topoep_titan.execution.one_sided import ONE_SIDED, make_transport
 from topoep_titan.execution.transport import Transport
 from topoep_titan.placement.statistics import SetSample
-from topoep_titan.planning import make_planner, planner_named
+from topoep_titan.planning import DevicePlanner, make_planner, planner_named
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.config import used_slots
 from topoep_titan.titan.deepep import buffer_opener
@@ -142,15 +142,20 @@ class ReplicatedRoutedExperts(RoutedExperts):
         )
         if takes_weight and config.balance_weight is not None:
             options["balance_weight"] = config.balance_weight
-        return make_planner(
+        device = torch.device(device_type)
+        planner = make_planner(
             config.planner,
             PLANNED_AS if config.dispatcher == "deepep" else config.dispatcher,
             main_E=self.main_E,
             cluster=self.cluster,
             model_dims=self.dims,
             replica_slots=self._slots(),
+            device=device,
             **options,
         )
+        if device.type == "cuda" and not isinstance(planner, DevicePlanner):
+            logger.info(f"The host plans: {config.planner} with {config.dispatcher}")
+        return planner
 
     def adopt(self, main_E: Tensor) -> None:
         """From the next call on, expert x is on rank ``main_E[x]``; its rows must lie there."""

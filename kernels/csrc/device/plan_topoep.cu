@@ -46,12 +46,6 @@ PLANNER_FN Problem sizes_of(const Arguments& a) {
   return p;
 }
 
-PLANNER_FN int padded(int n) {
-  int size = 1;
-  while (size < n) size *= 2;
-  return size;
-}
-
 enum Phase { kChoose, kRoute, kRefine, kPhases };
 
 // Lays out what a phase needs; without a base it only measures.
@@ -67,7 +61,7 @@ PLANNER_FN i64 carve_phase(const Arguments& a, int phase, char* base, Scratch& s
   p.main_index = w.take<i32>(p.E);
   const int width = p.g * p.per;
   if (phase == kChoose) {
-    s.keys = w.take<std::uint64_t>(padded(p.E));
+    s.keys = w.take<std::uint64_t>(device::padded(p.E));
   } else {
     t.expert_G = w.take<i32>(p.G);
   }
@@ -100,7 +94,7 @@ __device__ __forceinline__ void choose(const Arguments& a, int d, char* shared) 
   carve_phase(a, kChoose, shared, s);
   Problem& p = s.t.p;
   place_mains(a, p);
-  const int size = padded(p.E), first = d * p.g;
+  const int size = device::padded(p.E), first = d * p.g;
   for (int x = int(threadIdx.x); x < size; x += kThreads) {
     std::uint64_t key = 0;
     if (x < p.E && p.home(x) != d) {
@@ -114,7 +108,7 @@ __device__ __forceinline__ void choose(const Arguments& a, int d, char* shared) 
     s.keys[x] = key;
   }
   __syncthreads();
-  device::sort_descending<kThreads>(s.keys, size);
+  device::block_sort_descending(s.keys, size);
   for (int k = int(threadIdx.x); k < p.g * p.per; k += kThreads) {
     const int r = k / p.per, j = k % p.per;
     const int i = (j - p.e) * p.g + r;  // round robin: the i-th goes to rank i mod g

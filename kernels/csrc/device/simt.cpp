@@ -22,6 +22,7 @@ namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kChains = 32;  // launches whose chains are kept
 constexpr int kIdlePasses = 1000;  // passes of nothing but pause() that count as a deadlock
 
 // ---- switching between fibers -------------------------------------------------------------------
@@ -106,6 +107,7 @@ struct Gathering {
 
 struct Warp {
   unsigned alive = 0, open = 0;  // open: lanes named by gatherings that are not complete
+  std::int64_t steps = 0;        // collectives and barriers behind it, one after the other
   Gathering gathering[kWarp];
 };
 
@@ -113,6 +115,7 @@ struct Machine {
   Order order = Order::kForward;
   std::uint64_t random = 1;
   Counters counters{};
+  std::vector<std::int64_t> chains;  // `longest` of every launch under this schedule
   std::string error;
 
   unsigned blocks = 0, threads = 0, block = 0, current = 0;
@@ -120,7 +123,7 @@ struct Machine {
   void* argument = nullptr;
   char* shared = nullptr;
   bool failed = false;
-  std::int64_t progress = 0, block_steps = 0;
+  std::int64_t progress = 0;
   unsigned at_barrier = 0, first_at_barrier = 0, exited = 0;
   Context scheduler;
   std::vector<Thread> thread;
@@ -276,10 +279,16 @@ void report_deadlock() {
   report(what);
 }
 
+// Of all warps: steps that had to follow one another.
+std::int64_t longest_chain() {
+  std::int64_t steps = 0;
+  for (const Warp& warp : machine.warp) steps = std::max(steps, warp.steps);
+  return steps;
+}
+
 void run_block() {
   Machine& m = machine;
   m.at_barrier = m.exited = 0;
-  m.block_steps = 0;
   m.thread.assign(m.threads, Thread());
   m.warp.assign((m.threads + kWarp - 1) / kWarp, Warp());
   for (unsigned t = 0; t < m.threads; ++t) {
@@ -311,7 +320,7 @@ void run_block() {
       if (paused(thread)) thread.state = State::kReady;
     }
   }
-  m.counters.longest = std::max(m.counters.longest, m.block_steps);
+  m.counters.longest = std::max(m.counters.longest, longest_chain());
 }
 
 }  // namespace
@@ -340,7 +349,8 @@ void block_barrier(Site site) {
   if (++m.at_barrier < m.threads) return wait(State::kBarrier, site);
   m.at_barrier = 0;
   ++m.counters.barriers;
-  ++m.block_steps;
+  const std::int64_t steps = longest_chain() + 1;
+  for (Warp& each : m.warp) each.steps = steps;
   for (Thread& thread : m.thread) thread.state = State::kReady;
 }
 
@@ -379,7 +389,7 @@ std::uint64_t collective(Op op, unsigned mask, std::uint64_t value, unsigned fro
   ++m.progress;
   if (g.arrived == mask) {
     ++m.counters.collectives;
-    ++m.block_steps;
+    ++warp.steps;
     complete(warp, g, m.current - lane);
   } else {
     wait(State::kCollective, site);
@@ -397,9 +407,11 @@ void fail(const char* what) { fail(describe(machine.current) + " " + what); }
 void set_schedule(Order order, std::uint64_t seed) {
   machine.order = order;
   machine.random = seed * 2 + 1;  // never zero
+  machine.chains.clear();
 }
 
 const Counters& counters() { return machine.counters; }
+const std::vector<std::int64_t>& chains() { return machine.chains; }
 const char* error() { return machine.error.c_str(); }
 
 int launch(unsigned blocks, unsigned threads, std::size_t shared_bytes, void (*body)(void*),
@@ -433,6 +445,7 @@ int launch(unsigned blocks, unsigned threads, std::size_t shared_bytes, void (*b
     std::free(shared);
     if (m.failed) break;
   }
+  if (m.chains.size() < kChains) m.chains.push_back(m.counters.longest);
   return m.failed;
 }
 

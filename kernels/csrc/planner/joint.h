@@ -9,8 +9,6 @@
 
 namespace topoep::joint {
 
-constexpr int kLevelDoubt = 10;  // per cent
-
 // What relief can make of the candidate in `ports`: each peak halfway down to its domain's mean.
 PLANNER_FN i64 promise(const Joint& j) {
   const Problem& p = j.p;
@@ -31,7 +29,7 @@ PLANNER_FN i64 promise(const Joint& j) {
     m.near = i32((m.near + std::max(in, out) / p.g) / 2);
     raise(all, m);
   }
-  return price_peaks(j, all).score;
+  return price_peaks(j.cost, all).score;
 }
 
 // Keeps the start in `trial` if it is one of the most promising so far, the earlier ones on ties.

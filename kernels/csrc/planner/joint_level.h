@@ -6,8 +6,6 @@
 
 namespace topoep::joint {
 
-constexpr int kNearFirst = 10;  // a rank of the same domain goes first where it misses mean / 10
-
 // The emptiest rank of [first, end) below the mean that has a free slot; -1 if there is none.
 PLANNER_FN int emptiest(const Joint& j, const i32* used, int first, int end) {
   int best = -1;

@@ -202,18 +202,6 @@ PLANNER_FN void raise(DomainPeaks& m, const DomainPeaks& by) {
   m.copies = std::max(m.copies, by.copies);
 }
 
-struct Price {
-  i64 total;  // the cost model of a plan with replicas, picoseconds
-  i64 score;  // with the taste for balance
-};
-
-PLANNER_FN Price price_peaks(const Joint& j, const DomainPeaks& m) {
-  const JointCosts& c = j.cost;
-  const i64 compute = c.assignment * m.load;
-  const i64 total = compute + c.token_far * m.far + c.token_near * m.near + m.copies + c.plan;
-  return {total, total + compute / 100 * c.balance_weight};
-}
-
 // Links `s`, leaves its ports and copies in place, and prices them.
 inline Price price(Joint& j, Slots& s) {
   const Problem& p = j.p;
@@ -232,7 +220,7 @@ inline Price price(Joint& j, Slots& s) {
   }
   DomainPeaks all{};
   for (int d = 0; d < p.M; ++d) raise(all, find_peaks(j, d));
-  return price_peaks(j, all);
+  return price_peaks(j.cost, all);
 }
 
 }  // namespace topoep::joint

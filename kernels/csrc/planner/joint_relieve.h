@@ -6,12 +6,6 @@
 
 namespace topoep::joint {
 
-enum Kind { kFar, kLoad, kNear, kCopies, kKinds };
-
-constexpr int kWidth = 6;    // experts that a turn looks at
-constexpr int kGrain = 256;  // those with mean / kGrain assignments there and less are not
-constexpr int kBand = 64;    // work within 1/kBand below a maximum counts as excess
-
 struct Move {
   int expert, from, to, rank;  // replica slots or -1 = the main; rank of `to`
   i32 amount;
@@ -49,7 +43,7 @@ PLANNER_FN void judge(Joint& j, Relief& f, int d, int dt, int h, const Move& mov
   for (int o = 0; o < j.p.M; ++o) {
     if (o != d && o != dt && o != h) raise(all, j.peaks[o]);
   }
-  const Price price = price_peaks(j, all);
+  const Price price = price_peaks(j.cost, all);
   if (price.score > f.best.price.score) return;
   i64 left = excess(j, f.now, d) + (dt != d ? excess(j, f.now, dt) : 0);
   for (int o = 0; o < j.p.M; ++o) left += o != d && o != dt ? j.peaks[o].excess : 0;

@@ -8,26 +8,11 @@
 
 #include <algorithm>
 
+#include "joint_terms.h"
 #include "problem.h"
 #include "topoep.h"
 
 namespace topoep::joint {
-
-constexpr int kRelieved = 768;  // starts that are relieved, times ranks squared
-
-struct JointCosts {
-  i64 assignment, token_far, token_near, copy_far, copy_near, plan;  // picoseconds
-  i64 balance_weight;  // per cent of the compute term that a score adds
-};
-
-// One row of the candidate table: the targets that a candidate is built for.
-struct Recipe {
-  i32 copies;      // far copies that may leave one rank, times (M-1)/3
-  i32 share;       // eighths of a domain's slots for brought experts
-  i32 whole;       // 1: place brought experts whole, 0: cut them to fit
-  i32 select_far;  // per cent of the mean load: far port at which bringing stops
-  i32 fill_far;    // per cent of the mean load: outside part that a rank's mains keep, 0 = all
-};
 
 // The replica slots of the cluster. A main executes what its replicas leave.
 struct Slots {
@@ -50,13 +35,6 @@ struct Instances {
 // Traffic of every rank, in assignments: [R] each, four rows of one block.
 struct Ports {
   i32 *load, *far_in, *far_out, *own;
-};
-
-// What the ranks of one domain contribute to the price.
-struct DomainPeaks {
-  i32 load, far, near;  // busiest ports, assignments
-  i64 copies;           // busiest copy port, picoseconds
-  i64 excess;           // see joint_relieve.h
 };
 
 struct Joint {
