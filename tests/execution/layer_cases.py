@@ -84,8 +84,8 @@ def planner_of(
         planner = device_planner(name.split()[0], torch.device("cpu"), **settings)
         assert planner is not None
         return planner
-    planned_as = PLANNED_AS if dispatcher == "deepep" else dispatcher
-    return make_planner(name, planned_as, **settings)
+    dispatcher = PLANNED_AS if dispatcher == "deepep" else dispatcher
+    return make_planner(name, dispatcher, **settings)
 
 
 def shuffled_mains(ranks: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_joint_under_its_settings(settings):
 
 
 def test_every_recipe_alone():
-    """Without relief, so that what its launch builds shows in the plan."""
+    """Without relief, so that what their launch builds shows in the plan; and no recipe at all."""
     load_RE, cell = skewed(32, 128, 8, 768)
     dims = cell["model_dims"]
     settings = {
@@ -62,9 +62,9 @@ def test_every_recipe_alone():
         "expert_bytes": dims.expert_bytes, "balance_weight": 60, "rounds": 0,
         "prices": dataclasses.astuple(unit_costs(cell["cluster"], dims)),
     }  # fmt: skip
-    for table in recipes(len(TABLE)).split(1):
+    for table in (*recipes(len(TABLE)).split(1), recipes(0).view(0, 5)):
         expected = ops.plan_joint(load_RE, cell["main_E"], table=table, **settings)
-        for order in ("reverse", "random"):
+        for order in SCHEDULES:
             with schedule(order):
                 plan = planners.plan_joint(
                     load_RE, planners.order_mains(cell["main_E"]), table=table, **settings
