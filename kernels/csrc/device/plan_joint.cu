@@ -253,7 +253,8 @@ API int topoep_device_plan_joint(const int* load, const int* mains, long long R,
   a.cost = {assignment, token_far, token_near, copy_far, copy_near, plan, balance_weight};
   const i64 half_copy = copy_far / (token_far > 0 ? 2 * token_far : 1);
   a.least_demand = i32(half_copy < 1 ? 1 : half_copy < INT32_MAX ? half_copy : INT32_MAX);
-  std::memcpy(a.table, reinterpret_cast<const void*>(table), sizeof(Recipe) * rows);
+  const auto* recipes = reinterpret_cast<const Recipe*>(table);
+  for (int row = 0; row < a.rows; ++row) a.table[row] = recipes[row];
   a.rounds = int(rounds < INT32_MAX ? rounds : INT32_MAX);
   a.expert_G = expert_G;
   a.assignments_RG = assignments_RG;
