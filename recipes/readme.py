@@ -1,4 +1,4 @@
-"""Write the tables of README.md and recipes/README.md from the committed results.
+"""Write the tables of README.md, results/FINDINGS.md and recipes/README.md from committed results.
 
     python -m recipes.readme
 
@@ -17,7 +17,7 @@ from recipes.common import FIGURES, MODELS, ROOT, TITLES, shown
 from topoep_titan.reports.published import read_answers
 from topoep_titan.results import write_atomically
 
-FILES = (ROOT / "README.md", ROOT / "recipes" / "README.md")
+FILES = tuple(ROOT / name for name in ("README.md", "results/FINDINGS.md", "recipes/README.md"))
 TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 SKEWS = (0.0, -0.5, -1.0, -2.0, -4.0)
 # README's name of a cell of the planner bench: (experts, width, ranks).
