@@ -9,10 +9,11 @@ import torch.distributed as dist
 from tests.ranks import free_port
 from tests.titan.test_expert_placement import CORRELATED
 from tests.titan.training_cases import _build, _close, train
-from topoep_titan.titan.shuffle import Order, follow, permuted
+from topoep_titan.titan.shuffle import OrderedProjection, _with_places, follow
+from topoep_titan.titan.token_order import Order, permuted
 
 SIXTEEN = ["--model.n-heads", "4", "--model.n-kv-heads", "4", "--model.head-dim", "16"]
-SHUFFLED = [*SIXTEEN, *CORRELATED, "--shuffle.enabled"]
+SHUFFLED = [*CORRELATED, "--shuffle.enabled"]
 LAYOUTS = {
     "TP4 = EP4": [
         "--parallelism.tensor-parallel-degree", "4", "--parallelism.expert-parallel-degree", "4",
@@ -21,6 +22,32 @@ LAYOUTS = {
         "--parallelism.tensor-parallel-degree", "2", "--parallelism.expert-parallel-degree", "4",
         "--training.local-batch-size", "4",
     ],
+    "PP2 x TP2 = EP2": [
+        "--parallelism.pipeline-parallel-degree", "2", "--parallelism.tensor-parallel-degree", "2",
+        "--parallelism.expert-parallel-degree", "2",
+        "--parallelism.pipeline-parallel-microbatch-size", "2",
+    ],
+}  # fmt: skip
+FOUR, THREE = ["--model.n-layers", "4"], ["--model.n-layers", "3"]
+FULL_AC, FOLDED = "activation-checkpoint:full", ["--shuffle.residual", "folded"]
+INTERLEAVED = ["--parallelism.pipeline-parallel-schedule", "Interleaved1F1B"]
+# (recipe, layout, what changes the model, what must change nothing)
+RUNS = {
+    "Qwen3, TP = EP": ("tiny.toml", "TP4 = EP4", SIXTEEN, []),
+    "Qwen3, TP in EP, folded": ("tiny.toml", "TP2 in EP4", SIXTEEN, FOLDED),
+    # Two layers with experts a stage, and two microbatches under way before the first goes back.
+    "Qwen3, 1F1B, full AC": ("tiny.toml", "PP2 x TP2 = EP2", FOUR, [FULL_AC]),
+    "Qwen3, interleaved, full AC": (
+        "tiny.toml", "PP2 x TP2 = EP2", ["--model.n-layers", "8"], [*INTERLEAVED, FULL_AC],
+    ),
+    # A dense layer first; two microbatches are accumulated.
+    "GLM-4.5": (
+        "tiny_glm4_moe.toml", "TP2 in EP4", THREE, ["--training.local-batch-size", "2"],
+    ),
+    "DeepSeek-V2": ("tiny_deepseek_v2.toml", "TP2 in EP4", THREE, []),
+    "DeepSeek-V2, 1F1B, full AC": (
+        "tiny_deepseek_v2.toml", "PP2 x TP2 = EP2", FOUR, [*FOLDED, FULL_AC],
+    ),
 }  # fmt: skip
 
 
@@ -130,7 +157,7 @@ def test_a_shuffled_run_resumes_bit_for_bit_and_recomputes(trainers, folder):
     port = free_port()
     run = folder / f"run-{port}"
     settings = [
-        *LAYOUTS["TP2 in EP4"], *SHUFFLED, "--training.steps", "16", "--checkpoint.enable",
+        *LAYOUTS["TP2 in EP4"], *SIXTEEN, *SHUFFLED, "--training.steps", "16", "--checkpoint.enable",
         "--checkpoint.interval", "12", "activation-checkpoint:full",
     ]  # fmt: skip
 
@@ -143,29 +170,36 @@ def test_a_shuffled_run_resumes_bit_for_bit_and_recomputes(trainers, folder):
     assert [step["loss_hex"] for step in trained()] == [step["loss_hex"] for step in unbroken]
 
 
-def train_shuffled(rank: int, ranks: int, port: int, folder: str, arguments: list[str]):
-    """Train on all ranks: (step records, the last order of the last layer's tokens)."""
-    trainer = _build(rank, ranks, port, folder, arguments, "tiny.toml")
+def train_shuffled(
+    rank: int, ranks: int, port: int, folder: str, arguments: list[str], recipe: str
+):
+    """Train on all ranks: (step records where they are, the last order of each model part)."""
+    trainer = _build(rank, ranks, port, folder, arguments, recipe)
     try:
         trainer.train()
         steps, _ = trainer.metrics_processor.step_log.read()
-        _, after = trainer.shuffle.orders[trainer.shuffle.last]
-        return steps, after.source_T
+        orders = [part.order and part.order.source_T for part in trainer.shuffle.parts]
+        return steps if trainer.metrics_processor.writes else None, orders
     finally:
         _close(trainer)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_shuffled_training_has_the_losses_of_one_process(trainers, folder, layout):
-    settings = [*LAYOUTS[layout], *SHUFFLED]
-    (shuffled, source_T), *_ = trainers.run(train_shuffled, free_port(), str(folder), settings)
-    alone, *_ = trainers.run(train, 1, free_port(), str(folder), SIXTEEN)
+@pytest.mark.parametrize("name", RUNS)
+def test_shuffled_training_has_the_losses_of_one_process(trainers, folder, name):
+    recipe, layout, model, changes = RUNS[name]
+    settings = [*LAYOUTS[layout], *SHUFFLED, *model, *changes]
+    results = trainers.run(train_shuffled, free_port(), str(folder), settings, recipe)
+    (shuffled,) = [steps for steps, _ in results if steps is not None]
+    alone, *_ = trainers.run(train, 1, free_port(), str(folder), model, recipe)
     losses, reference = (
         torch.tensor([step["loss"] for step in steps], dtype=torch.float64)
         for steps in (shuffled, alone)
     )
     assert losses.numel() == 20
     assert ((losses - reference).abs() / reference).max() < 1e-5
-    # Tokens did move before the last layer.
-    assert sorted(source_T.tolist()) == list(range(len(source_T))) != source_T.tolist()
+    # Tokens did move before the last layer of every stage that has two layers with experts.
+    moved = [source_T for _, orders in results for source_T in orders if source_T is not None]
+    assert len(moved) >= 2
+    for source_T in moved:
+        assert sorted(source_T.tolist()) == list(range(len(source_T))) != source_T.tolist()
