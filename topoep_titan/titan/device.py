@@ -95,8 +95,8 @@ class _CpuModule(types.ModuleType):
 def gloo_safe(parallelize: Callable) -> Callable:
     """Wrap a ModelSpec's parallelize_fn: gloo has no PREMUL_SUM, so FSDP must reduce by SUM.
 
-    And a pipeline stage sends contiguous rows both ways, which point-to-point calls insist on: under
-    TP they would be a reduce-scatter's strided view.
+    And a pipeline stage sends contiguous rows both ways, which point-to-point calls insist on:
+    under TP they would be a reduce-scatter's strided view.
     """
     import torch.distributed as dist
     from torch.distributed.fsdp import FSDPModule
