@@ -100,6 +100,11 @@ LAYOUTS = {
         "--parallelism.expert-parallel-degree", "2", "--parallelism.pipeline-parallel-degree", "2",
         "--training.local-batch-size", "4",
     ],
+    # Replicas are planned by the rows that the present placement leaves.
+    "EP4, joint in rows": [
+        "--parallelism.expert-parallel-degree", "4", "--training.local-batch-size", "2",
+        "--topoep.planner", "joint", "--topoep.verify-plan",
+    ],
 }  # fmt: skip
 
 
@@ -132,3 +137,5 @@ def test_training_with_two_refreshes_has_the_losses_of_one_process(trainers, fol
     assert len(placed) == 2
     for main_E in placed.values():
         assert main_E.tolist() != sorted(main_E.tolist())
+    replicas = [step["num_replicas"] for step in steps]
+    assert all(replicas[14:]) == any(replicas) == ("joint" in layout)

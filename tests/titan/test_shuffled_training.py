@@ -9,10 +9,11 @@ import torch.distributed as dist
 from tests.ranks import free_port
 from tests.titan.test_expert_placement import CORRELATED
 from tests.titan.training_cases import _build, _close, train
-from topoep_titan.titan.shuffle import Order, follow, permuted
+from topoep_titan.titan.shuffle import OrderedProjection, _with_places, follow
+from topoep_titan.titan.token_order import Order, permuted
 
 SIXTEEN = ["--model.n-heads", "4", "--model.n-kv-heads", "4", "--model.head-dim", "16"]
-SHUFFLED = [*SIXTEEN, *CORRELATED, "--shuffle.enabled"]
+SHUFFLED = [*CORRELATED, "--shuffle.enabled"]
 LAYOUTS = {
     "TP4 = EP4": [
         "--parallelism.tensor-parallel-degree", "4", "--parallelism.expert-parallel-degree", "4",
@@ -21,6 +22,34 @@ LAYOUTS = {
         "--parallelism.tensor-parallel-degree", "2", "--parallelism.expert-parallel-degree", "4",
         "--training.local-batch-size", "4",
     ],
+    "PP2 x TP2 = EP2": [
+        "--parallelism.pipeline-parallel-degree", "2", "--parallelism.tensor-parallel-degree", "2",
+        "--parallelism.expert-parallel-degree", "2",
+        "--parallelism.pipeline-parallel-microbatch-size", "2",
+    ],
+}  # fmt: skip
+FOUR, THREE = ["--model.n-layers", "4"], ["--model.n-layers", "3"]
+FULL_AC, FOLDED = "activation-checkpoint:full", ["--shuffle.residual", "folded"]
+INTERLEAVED = ["--parallelism.pipeline-parallel-schedule", "Interleaved1F1B"]
+# (recipe, layout, what changes the model, what must change nothing)
+RUNS = {
+    "Qwen3, TP = EP": ("tiny.toml", "TP4 = EP4", SIXTEEN, []),
+    "Qwen3, TP in EP, folded": ("tiny.toml", "TP2 in EP4", SIXTEEN, FOLDED),
+    # Two layers with experts a stage, and two microbatches under way before the first goes back.
+    "Qwen3, 1F1B, full AC": ("tiny.toml", "PP2 x TP2 = EP2", FOUR, [FULL_AC]),
+    # Twelve steps: in eight layers a near-tie of some router flips sooner.
+    "Qwen3, interleaved, full AC": (
+        "tiny.toml", "PP2 x TP2 = EP2", ["--model.n-layers", "8", "--training.steps", "12"],
+        [*INTERLEAVED, FULL_AC],
+    ),
+    # A dense layer first; two microbatches are accumulated.
+    "GLM-4.5": (
+        "tiny_glm4_moe.toml", "TP2 in EP4", THREE, ["--training.local-batch-size", "2"],
+    ),
+    "DeepSeek-V2": ("tiny_deepseek_v2.toml", "TP2 in EP4", THREE, []),
+    "DeepSeek-V2, 1F1B, full AC": (
+        "tiny_deepseek_v2.toml", "PP2 x TP2 = EP2", FOUR, [*FOLDED, FULL_AC],
+    ),
 }  # fmt: skip
 
 
@@ -78,7 +107,7 @@ def own_sum(partial: torch.Tensor) -> torch.Tensor:
     return total.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].contiguous()
 
 
-def tensor_parallel(rank: int, ranks: int, shuffle: bool):
+def tensor_parallel(rank: int, ranks: int, shuffle: bool, folded: bool = False):
     """Layers that mix all positions, between gather and reduce-scatter as attention does, and then
     treat every token by itself; each rank computes a share of the mix. (output, gradients)."""
     generator = torch.Generator().manual_seed(5)
@@ -98,24 +127,30 @@ def tensor_parallel(rank: int, ranks: int, shuffle: bool):
     mine = slice(rank * L // ranks, (rank + 1) * L // ranks)
     x_BLD = start_BLD = input_BLD[:, mine].clone().requires_grad_()
     before, group = None, dist.group.WORLD
+    projection = OrderedProjection(OrderedProjection.Config(in_features=D, out_features=D))
+    projection.weight = torch.nn.Parameter(drawn(D, D))
     for mix, after in zip(mixes, orders):
         gathered = Gather.apply(x_BLD)
         if before is not None:
             gathered = permuted(gathered, before.place_T)
-        partial = torch.einsum("lm,bmd->bld", mix[rank], gathered)
-        if after is not None:
-            partial = permuted(partial, after.source_T)
-        x_BLD = follow(x_BLD, before, after, group) + ReduceScatter.apply(partial)
+        mixed = torch.einsum("lm,bmd->bld", mix[rank], gathered)
+        projection.order = after
+        projection.residual = _with_places(x_BLD, before, after, group) if folded else None
+        summed = ReduceScatter.apply(projection(mixed))
+        x_BLD = summed if folded else follow(x_BLD, before, after, group) + summed
         x_BLD = x_BLD + torch.tanh(x_BLD)  # the MoE's place
         before = after
     x_BLD = follow(x_BLD, before, None, group)
     x_BLD.backward(grad_BLD[:, mine])
-    return [x_BLD.detach(), start_BLD.grad, *(mix.grad for mix in mixes)]
+    whole_grad = projection.weight.grad.clone()
+    dist.all_reduce(whole_grad)
+    return [x_BLD.detach(), start_BLD.grad, whole_grad, *(mix.grad for mix in mixes)]
 
 
 @pytest.mark.ranks
-def test_shuffled_layers_equal_unshuffled_ones_in_float64(four_ranks):
-    shuffled = four_ranks.run(tensor_parallel, True)
+@pytest.mark.parametrize("folded", [False, True])
+def test_shuffled_layers_equal_unshuffled_ones_in_float64(four_ranks, folded):
+    shuffled = four_ranks.run(tensor_parallel, True, folded)
     for ours, plain in zip(shuffled, four_ranks.run(tensor_parallel, False)):
         for tensor, expected in zip(ours, plain):
             assert (tensor - expected).abs().max() <= 1e-12 * expected.abs().max()
@@ -130,8 +165,8 @@ def test_a_shuffled_run_resumes_bit_for_bit_and_recomputes(trainers, folder):
     port = free_port()
     run = folder / f"run-{port}"
     settings = [
-        *LAYOUTS["TP2 in EP4"], *SHUFFLED, "--training.steps", "16", "--checkpoint.enable",
-        "--checkpoint.interval", "12", "activation-checkpoint:full",
+        *LAYOUTS["TP2 in EP4"], *SIXTEEN, *SHUFFLED, "--training.steps", "16",
+        "--checkpoint.enable", "--checkpoint.interval", "12", "activation-checkpoint:full",
     ]  # fmt: skip
 
     def trained() -> list[dict]:
@@ -143,29 +178,36 @@ def test_a_shuffled_run_resumes_bit_for_bit_and_recomputes(trainers, folder):
     assert [step["loss_hex"] for step in trained()] == [step["loss_hex"] for step in unbroken]
 
 
-def train_shuffled(rank: int, ranks: int, port: int, folder: str, arguments: list[str]):
-    """Train on all ranks: (step records, the last order of the last layer's tokens)."""
-    trainer = _build(rank, ranks, port, folder, arguments, "tiny.toml")
+def train_shuffled(
+    rank: int, ranks: int, port: int, folder: str, arguments: list[str], recipe: str
+):
+    """Train on all ranks: (step records where they are, the last order of each model part)."""
+    trainer = _build(rank, ranks, port, folder, arguments, recipe)
     try:
         trainer.train()
         steps, _ = trainer.metrics_processor.step_log.read()
-        _, after = trainer.shuffle.orders[trainer.shuffle.last]
-        return steps, after.source_T
+        orders = [part.order and part.order.source_T for part in trainer.shuffle.parts]
+        return steps if trainer.metrics_processor.writes else None, orders
     finally:
         _close(trainer)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_shuffled_training_has_the_losses_of_one_process(trainers, folder, layout):
-    settings = [*LAYOUTS[layout], *SHUFFLED]
-    (shuffled, source_T), *_ = trainers.run(train_shuffled, free_port(), str(folder), settings)
-    alone, *_ = trainers.run(train, 1, free_port(), str(folder), SIXTEEN)
+@pytest.mark.parametrize("name", RUNS)
+def test_shuffled_training_has_the_losses_of_one_process(trainers, folder, name):
+    recipe, layout, model, changes = RUNS[name]
+    settings = [*LAYOUTS[layout], *SHUFFLED, *model, *changes]
+    results = trainers.run(train_shuffled, free_port(), str(folder), settings, recipe)
+    (shuffled,) = [steps for steps, _ in results if steps is not None]
+    alone, *_ = trainers.run(train, 1, free_port(), str(folder), model, recipe)
     losses, reference = (
         torch.tensor([step["loss"] for step in steps], dtype=torch.float64)
         for steps in (shuffled, alone)
     )
-    assert losses.numel() == 20
+    assert losses.numel() in (12, 20)
     assert ((losses - reference).abs() / reference).max() < 1e-5
-    # Tokens did move before the last layer.
-    assert sorted(source_T.tolist()) == list(range(len(source_T))) != source_T.tolist()
+    # Tokens did move before the last layer of every stage that has two layers with experts.
+    moved = [source_T for _, orders in results for source_T in orders if source_T is not None]
+    assert len(moved) >= 2
+    for source_T in moved:
+        assert sorted(source_T.tolist()) == list(range(len(source_T))) != source_T.tolist()

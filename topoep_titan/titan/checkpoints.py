@@ -24,7 +24,7 @@ from torchtitan.components.checkpointer import MODEL, OPTIMIZER, CheckpointManag
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.titan.expert_placement import WEIGHTS, ExpertPlacement, extent, local
 from topoep_titan.titan.resume import resume_from
-from topoep_titan.titan.shuffle import TokenShuffle
+from topoep_titan.titan.token_order import TokenShuffle
 
 PLACEMENT, SHUFFLE = "placement", "shuffle"
 

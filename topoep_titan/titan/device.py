@@ -83,7 +83,11 @@ class _CpuModule(types.ModuleType):
 
 
 def gloo_safe(parallelize: Callable) -> Callable:
-    """Wrap a ModelSpec's parallelize_fn: gloo has no PREMUL_SUM, so FSDP must reduce by SUM."""
+    """Wrap a ModelSpec's parallelize_fn: gloo has no PREMUL_SUM, so FSDP must reduce by SUM.
+
+    And a pipeline stage sends contiguous rows both ways, which point-to-point calls insist on:
+    under TP they would be a reduce-scatter's strided view.
+    """
     import torch.distributed as dist
     from torch.distributed.fsdp import FSDPModule
 
@@ -94,6 +98,22 @@ def gloo_safe(parallelize: Callable) -> Callable:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.set_force_sum_reduction_for_comms(True)
+        if model.lm_head is None:  # another stage follows
+            model.register_forward_hook(lambda module, inputs, output: output.contiguous())
+        if model.tok_embeddings is None:  # it sends the gradient of its input back
+            model.register_forward_pre_hook(
+                lambda module, inputs: (_ContiguousGradient.apply(inputs[0]), *inputs[1:])
+            )
         return model
 
     return wrapped
+
+
+class _ContiguousGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.contiguous()

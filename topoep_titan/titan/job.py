@@ -73,7 +73,7 @@ def complete(config: TopoEPTrainer.Config, folder: Path) -> TopoEPTrainer.Config
         use_float8(spec.model)
     make_layout_invariant(spec.model, seed=config.debug.seed or 0)
     if config.shuffle.enabled:
-        shuffle_blocks(spec.model.layers)
+        shuffle_blocks(spec.model.layers, config.shuffle.residual)
     topoep = config.topoep
     if topoep.router_skew is not None:
         skew_routers(spec.model, topoep.router_skew, seed=config.debug.seed or 0)

@@ -14,7 +14,7 @@ from topoep_titan.titan.config import TopoEPConfig
 from topoep_titan.titan.device import local_ranks
 from topoep_titan.titan.expert_placement import ExpertPlacement, PlacementConfig
 from topoep_titan.titan.run_folder import RESULT, read_config
-from topoep_titan.titan.shuffle import ShuffleConfig, TokenShuffle, shuffled_blocks
+from topoep_titan.titan.shuffle import ShuffleConfig, connect_blocks
 from topoep_titan.titan.trace import write_trace
 
 
@@ -72,8 +72,7 @@ class TopoEPTrainer(Trainer):
         if self.config.shuffle.enabled:
             mesh = self.parallel_dims.get_mesh("tp")
             size = -(-config.sample_tokens * mesh.size() // self._token_ranks())
-            blocks = shuffled_blocks(self.model_parts)
-            self.shuffle = TokenShuffle(blocks, mesh.get_group(), size=size)
+            self.shuffle = connect_blocks(self.model_parts, mesh.get_group(), size)
         self.checkpointer.place(self.placement, self.shuffle)
 
     def train_step(self, data_iterator) -> None:
