@@ -118,13 +118,13 @@ def check_memory(config) -> None:
     """Raise InputError for a job that would fill the memory of a machine without a GPU."""
     if not device.on_cpu():
         return
-    needed = config.nproc * max(rank.total for rank in memory_of_ranks(config, config.nproc))
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    each = max(rank.total for rank in memory_of_ranks(config, config.nproc)) / 2**30
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if config.nproc * each > there:
         raise InputError(
-            f"{config.recipe} wants {config.nproc} processes of {needed / config.nproc / 2**30:.1f} "
-            f"GiB each, and this machine has {there / 2**30:.1f} GiB and no GPU; start it on a "
-            "cluster (recipes/slurm/README.md), or take a debug recipe"
+            f"{config.recipe} wants {config.nproc} processes of {each:.1f} GiB each, and this "
+            f"machine has {there:.1f} GiB and no GPU; start it on a cluster "
+            "(recipes/slurm/README.md), or take a debug recipe"
         )
 
 
