@@ -2,7 +2,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 RECIPE ?= toml_configs/qwen3_debug.toml
-NPROC  ?= 4
+NPROC  ?=
 NAME   ?= $(basename $(notdir $(RECIPE)))
 ARGS   ?=
 STEPS  ?= 100
@@ -11,6 +11,7 @@ DEMO   ?= outputs/data/demo
 CORPUS ?= toml_configs/data/corpus.toml
 
 BIN   := $(VENV)/bin
+PROCESSES := $(if $(NPROC),--nproc $(NPROC))
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -45,20 +46,20 @@ data: $(STAMP)     ## build the six-source corpus CORPUS (from the hub, or its m
 bench-data: $(STAMP)  ## measure the data pipeline, as ratios to a reference on this machine
 	$(BIN)/python -m data.bench --json outputs/bench-data.json
 
-train: $(STAMP)    ## check RECIPE, then train it with NPROC processes into outputs/NAME
-	$(BIN)/python train.py $(RECIPE) --nproc $(NPROC) --name $(NAME) $(ARGS)
+train: $(STAMP)    ## check RECIPE, then train it (NPROC processes, or the recipe's) into outputs/NAME
+	$(BIN)/python train.py $(RECIPE) $(PROCESSES) --name $(NAME) $(ARGS)
 
 reproduce-glm: demo-data  ## train GLM-4.5 MoE under each of PLANNERS and write the report
 	$(BIN)/python -m recipes.reproduce toml_configs/glm4_moe_debug.toml --name reproduce-glm \
-	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+	  $(PROCESSES) --steps $(STEPS) --planners $(PLANNERS)
 
 reproduce-deepseek: demo-data  ## train DeepSeek-V2 under each of PLANNERS and write the report
 	$(BIN)/python -m recipes.reproduce toml_configs/deepseek_v2_debug.toml --name reproduce-deepseek \
-	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+	  $(PROCESSES) --steps $(STEPS) --planners $(PLANNERS)
 
 reproduce-qwen: demo-data  ## train Qwen3 under each of PLANNERS and write the report
 	$(BIN)/python -m recipes.reproduce toml_configs/qwen3_debug.toml --name reproduce-qwen \
-	  --nproc $(NPROC) --steps $(STEPS) --planners $(PLANNERS)
+	  $(PROCESSES) --steps $(STEPS) --planners $(PLANNERS)
 
 bench-planner: $(STAMP)  ## quality and planning time of every planner, as a table
 	$(BIN)/topoep bench-planner $(ARGS)

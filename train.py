@@ -25,6 +25,8 @@ from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
 from topoep_titan.titan.launch import launch
+from topoep_titan.titan.layout import check_layout
+from topoep_titan.titan.memory import memory_of_ranks
 from topoep_titan.titan.resume import resume_from
 from topoep_titan.titan.run_folder import RESULT, open_run, run_folder, run_state
 
@@ -60,10 +62,16 @@ def prepare(options: argparse.Namespace, arguments: list[str], *, first: bool):
     Raises InputError for everything that is wrong.
     """
     config = load_job(options.recipe, arguments)
-    world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
+    wanted = config.nproc
+    world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or wanted
     config.nproc = world  # part of what a run is: another number of ranks is another run
     folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
     table = resolved_table(config)
+    if world != wanted:
+        try:
+            check_layout(config, world)
+        except InputError as error:
+            raise InputError(f"{error}; this recipe wants {wanted} processes") from None
     check_job(config, world, verify_data=first)
     # Rank 0 alone looks into the folder, since it also fills it while the others start; when it
     # refuses, torchrun ends them. That a run is finished, all ranks see alike.
@@ -99,10 +107,25 @@ def start(options: argparse.Namespace, arguments: list[str], config, folder: Pat
     command = [__file__, str(options.recipe), *arguments]
     if options.name:
         command += ["--name", options.name]
+    check_memory(config)
     code = launch(command, folder, nproc=config.nproc, steps=config.training.steps)
     if code == 130:
         print(f"the same command again: {folder} {describe('resume', config, folder)}")
     return code
+
+
+def check_memory(config) -> None:
+    """Raise InputError for a job that would fill the memory of a machine without a GPU."""
+    if not device.on_cpu():
+        return
+    each = max(rank.total for rank in memory_of_ranks(config, config.nproc)) / 2**30
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if config.nproc * each > there:
+        raise InputError(
+            f"{config.recipe} wants {config.nproc} processes of {each:.1f} GiB each, and this "
+            f"machine has {there:.1f} GiB and no GPU; start it on a cluster "
+            "(recipes/slurm/README.md), or take a debug recipe"
+        )
 
 
 def train(config) -> None:

@@ -13,59 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tomli
 import torch
 
-from topoep_titan.cluster import Cluster, load_cluster
 from topoep_titan.errors import InputError
-from topoep_titan.planning.workloads import load_of, skew
+from topoep_titan.planning.workloads import load_of
 from topoep_titan.results import provenance, write_atomically
-from topoep_titan.simulator.calibration import backends
 from topoep_titan.simulator.models import Model, model_named
-from topoep_titan.simulator.replay import Replay, replay
+from topoep_titan.simulator.paper_step import (  # noqa: F401 (what programs share)
+    SLOTS,
+    TOKENS,
+    matched_seeds,
+    paper_cluster,
+    paper_models,
+    published,
+    simulated,
+    skewed,
+    unexplained,
+)
 from topoep_titan.simulator.traces import Microbatch, synthetic
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "results" / "figures"
-PUBLISHED = tomli.loads((Path(__file__).parent / "published.toml").read_text())
-MODELS = tuple(PUBLISHED["figure_12"]["models"])
+PUBLISHED = published()
+MODELS = paper_models()
 TITLES = dict(zip(MODELS, ("Qwen3-30B-A3B", "GLM-4.5-Air", "DeepSeek-V2")))
 ROUTER_SKEWS = (0.0, -0.5, -1.0, -2.0, -4.0)
-TOKENS = 4096  # of a rank and microbatch
-SLOTS = 2
-DRAWS, CANDIDATES, ALIKE = 5, 60, 0.05
 Item = TypeVar("Item")
-
-
-def paper_cluster(model: Model) -> Cluster:
-    """The group of ``model`` on the paper's testbed."""
-    return load_cluster("h800_4x8").resized(model.expert_parallel)
-
-
-def matched_seeds(model: Model) -> list[int]:
-    """The first five of sixty draws at router_skew -4 as uneven as the paper's, within 5 %.
-
-    One draw of the experts' bias decides a run's imbalance (Qwen3, EP 32: 4.1 to 7.5 times the mean
-    between the 10th and 90th percentile of draws), and the paper's draw is not published; its
-    max/mean without balancing is (Figure 13b). One rank's tokens suffice to estimate it.
-    """
-    published = PUBLISHED["figure_13"]["megatron_max_over_mean"][MODELS.index(model.name)]
-    found = []
-    for seed in range(CANDIDATES):
-        ids = skew(model.experts, model.top_k, 1, TOKENS, router_skew=-4.0, seed=seed)
-        load_R = load_of(ids, model.experts).view(model.expert_parallel, -1).sum(1).double()
-        if abs(float(load_R.max() / load_R.mean()) / published - 1) < ALIKE:
-            found.append(seed)
-    return found[:DRAWS]
-
-
-def skewed(model: Model, router_skew: float, seed: int) -> Microbatch:
-    """All layers of a run have the same bias, and here the same tokens."""
-    one = synthetic(
-        "skew", layers=1, experts=model.experts, top_k=model.top_k, ranks=model.expert_parallel,
-        tokens=TOKENS, seed=seed, router_skew=router_skew,
-    )  # fmt: skip
-    return Microbatch(one.ids_LRTK * model.moe_layers, one.load_LRE * model.moe_layers)
 
 
 def consecutive(model: Model, router_skew: float, seed: int) -> tuple[Microbatch, Microbatch]:
@@ -100,36 +73,6 @@ def testbeds() -> Iterator[Testbed]:
         seeds = matched_seeds(model)
         drawn = [skewed(model, -4.0, seed) for seed in seeds]
         yield Testbed(index, model, TITLES[name], seeds, drawn, unexplained(model, drawn))
-
-
-def simulated(
-    model: Model,
-    planner: str,
-    drawn: list[Microbatch],
-    *,
-    overlap: bool,
-    rest: float = 0.0,
-    history: Microbatch | None = None,
-    accumulated: int = 1,
-) -> Replay:
-    """On the paper's testbed with Figure 15's constants, ``accumulated`` microbatches a step."""
-    return replay(
-        drawn, planner=planner, model=model, cluster=paper_cluster(model),
-        backends=backends("figure_15"), replica_slots=SLOTS, rest=rest, overlap=overlap,
-        history=history, accumulated=accumulated,
-    )  # fmt: skip
-
-
-def unexplained(model: Model, drawn: list[Microbatch], accumulated: int = 1) -> float:
-    """Seconds of the paper's step that neither its MoE layers nor FLOPs explain.
-
-    What is left of Megatron-LM's published step at router_skew -4 (Figure 13a) after its simulated
-    one: the one end-to-end number that is put in, and the same for every planner and skew.
-    """
-    published = PUBLISHED["figure_13"]["megatron_throughput"][MODELS.index(model.name)] * 1e3
-    step = accumulated * model.expert_parallel * TOKENS / published
-    run = simulated(model, "megatron", drawn, overlap=False, accumulated=accumulated)
-    return step - run.simulated_us["total"] / 1e6
 
 
 def value(

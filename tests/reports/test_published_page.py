@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from tests.reports.test_report import make_run
 from topoep_titan.errors import InputError
+from topoep_titan.reports.page import write_report
 from topoep_titan.reports.published import read_answers, write_answers
 
 ANSWER = {
@@ -42,6 +44,19 @@ def test_published_and_ours_stand_side_by_side(tmp_path):
     assert html.count('<svg role="img" aria-label="') == 6
     assert "Stars are published values." in html
     assert "http" not in html
+
+
+def test_beside_a_run_answers_are_folded_and_said_not_to_be_its_own(tmp_path):
+    write_report([make_run()], tmp_path, title="Run", command="x", answers=[ANSWER])
+    markdown, html = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    sections, _, body = html.partition("</nav>")
+    assert "Fig. 12" not in sections
+    run, _, folded = body.partition('<details class="folded">')
+    assert "Fig. 12" not in run
+    assert "Nothing here was made by the run above" in folded
+    row = "| TopoEP Fig. 12 | How much faster? | simulated | gain | 1.27 | 1.25 | x | abc |"
+    assert row in markdown
+    assert "All values with an agreed band" not in markdown
 
 
 def test_a_file_that_is_no_answer_is_named(tmp_path):

@@ -34,6 +34,19 @@ def test_every_planner_and_both_baselines(capsys):
         assert row["tokens_per_second"] == pytest.approx(4 * 256 / step * 1e6)
 
 
+def test_the_papers_step_starts_from_megatrons_published_throughput(capsys):
+    command = ["simulate", "--model", "qwen3_30b_a3b_5l", "--planner", "megatron,topoep"]
+    assert main([*command, "--paper-step"]) == 0
+    _, _, megatron, topoep, *notes = capsys.readouterr().out.splitlines()
+    assert " 329,700 " in megatron  # Figure 13a; put in
+    assert 1.21 <= float(topoep.split()[-1]) <= 1.31  # Figure 12: 1.266, within five points
+    assert "UNCALIBRATED" not in str(notes)
+    assert main([*command, "--paper-step", "--seed", "3"]) == 2
+    assert "--paper-step fixes --seed" in capsys.readouterr().err
+    assert main([*DEBUG, "--planner", "megatron,none", "--tokens-per-rank", "64"]) == 0
+    assert "UNCALIBRATED" in capsys.readouterr().out
+
+
 def test_a_trace_replays_as_the_draw_that_it_recorded(capsys, tmp_path):
     ids = np.stack([skew(32, 4, 4, 64, router_skew=-2.0, seed=s).numpy() for s in (5, 6, 7, 8)])
     np.savez(tmp_path / "step-000001.npz", ids=ids, microbatch_tokens=np.array([64]))

@@ -115,6 +115,25 @@ def test_recipes_in_a_circle(tmp_path):
         load_job(tmp_path / "a.toml")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nproc", "4", "--check"], "on 4 processes; this recipe wants 32 processes"),
+        (["--dataloader.dataset-path", "DATA"], "wants 32 processes of "),
+    ],
+)
+def test_a_recipe_of_a_cluster_says_how_many_processes_it_wants(
+    monkeypatch, capsys, folder, options, message
+):
+    monkeypatch.setattr("train.os.sysconf", lambda name: 2**16)  # 4 GiB of memory
+    monkeypatch.setattr("train.device.on_cpu", lambda: True)
+    options = [str(folder / "data") if option == "DATA" else option for option in options]
+    recipe = str(RECIPES / "qwen3_30b_a3b_5l.toml")
+    monkeypatch.setattr(sys, "argv", ["train.py", recipe, "--dump-folder", str(folder), *options])
+    assert train.main() == 2
+    assert message in capsys.readouterr().err
+
+
 def check(monkeypatch, folder: Path, *arguments: str) -> int:
     settings = ["--dataloader.dataset-path", str(folder / "data"), "--dump-folder", str(folder)]
     settings += ["--training.local-batch-size", "2"]

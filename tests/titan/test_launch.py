@@ -66,3 +66,23 @@ def test_steps_of_an_earlier_start_are_not_shown_again(tmp_path: Path):
         "1,000 tokens/s  38 s left"
     )
     assert progress._newest() is None
+
+
+def test_a_resumed_log_holds_every_step_once_and_what_happened_between(tmp_path: Path):
+    log = StepLog(tmp_path)
+    record = {"max_over_mean_before": 2.0, "max_over_mean": 1.0, "tokens_per_second": 1e3}
+    for step in (1, 2, 3, 4):
+        log.append(record | {"step": step, "loss": 8.0 - step})
+    log.append({"step": 2, "validation_loss": 6.5})
+    progress = Progress(tmp_path, steps=4)
+    log.forget_from(3)  # the checkpoint of step 2
+    assert [line["step"] for line in log.after(0)[0]] == [1, 2]
+    assert progress._newest() is None
+    log.append({"step": 2, "note": "placement: nothing moves"})
+    log.append(record | {"step": 3, "loss": 4.5})
+    assert progress._newest()["loss"] == 4.5
+    assert progress._notes == [f"{tmp_path.name}: after step 2, placement: nothing moves"]
+    steps, validation = log.read()
+    assert ([step["loss"] for step in steps], validation) == ([7.0, 6.0, 4.5], [])
+    log.forget_from(1)
+    assert log.read() == [[], []]

@@ -37,7 +37,19 @@ class Steps:
     rows: dict[str, list[list[float | None]]]  # name -> (layers, steps)
 
 
-Block = Heading | Paragraph | Code | Table | Steps | list[Figure]
+@dataclass(frozen=True)
+class Folded:
+    """A part of its own, closed until it is clicked and left out of the page's sections.
+
+    Markdown cannot fold figures, so it has ``short`` instead.
+    """
+
+    title: str
+    blocks: list["Block"]
+    short: list["Block"]
+
+
+Block = Folded | Heading | Paragraph | Code | Table | Steps | list[Figure]
 
 
 def write_page(out_dir: Path, name: str, title: str, blocks: list[Block], **more: str) -> Path:
@@ -62,9 +74,15 @@ def write_page(out_dir: Path, name: str, title: str, blocks: list[Block], **more
 
 
 def _markdown(title: str, blocks: list[Block]) -> str:
-    parts = [f"# {title}"]
+    return "\n\n".join([f"# {title}", *_markdown_parts(blocks)]) + "\n"
+
+
+def _markdown_parts(blocks: list[Block]) -> list[str]:
+    parts = []
     for block in blocks:
         match block:
+            case Folded(title, _, short):
+                parts += [f"## {title}", *_markdown_parts(short)]
             case Heading(text):
                 parts.append(f"## {text}")
             case Paragraph(text):
@@ -80,18 +98,19 @@ def _markdown(title: str, blocks: list[Block]) -> str:
             case list():
                 lines = [f"- **{figure.title}.** {figure.caption}" for figure in block]
                 parts.append("\n".join(["Drawn in `report.html`:", "", *lines]))
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
-def _html(title: str, blocks: list[Block]) -> str:
-    style, script = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("css", "js"))
-    headings = [block.text for block in blocks if isinstance(block, Heading)]
-    links = " ".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in headings)
+def _html_parts(blocks: list[Block], heading: str = "h2") -> list[str]:
     body = []
     for block in blocks:
         match block:
+            case Folded(title, inner, _):
+                parts = "\n".join(_html_parts(inner, "h3"))
+                opened = f"<summary><h2>{escape(title)}</h2></summary>\n{parts}"
+                body.append(f'<details class="folded">{opened}</details>')
             case Heading(text):
-                body.append(f'<h2 id="{_anchor(text)}">{escape(text)}</h2>')
+                body.append(f'<{heading} id="{_anchor(text)}">{escape(text)}</{heading}>')
             case Paragraph(text):
                 body.append("<p>" + re.sub("`([^`]*)`", r"<code>\1</code>", escape(text)) + "</p>")
             case Code(text, summary):
@@ -109,7 +128,14 @@ def _html(title: str, blocks: list[Block]) -> str:
                     for figure in block
                 )
                 body.append(f'<div class="figures">{drawn}</div>')
-    content = "\n".join(body)
+    return body
+
+
+def _html(title: str, blocks: list[Block]) -> str:
+    style, script = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("css", "js"))
+    headings = [block.text for block in blocks if isinstance(block, Heading)]
+    links = " ".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>' for text in headings)
+    content = "\n".join(_html_parts(blocks))
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -14,7 +14,7 @@ import numpy as np
 from topoep_titan.reports import tables
 from topoep_titan.reports.blocks import Block, Code, Heading, Paragraph, Steps, write_page
 from topoep_titan.reports.figures import MAX_POINTS, all_figures, heat_maps
-from topoep_titan.reports.published import Answer, answer_blocks
+from topoep_titan.reports.published import Answer, folded_answers
 from topoep_titan.reports.summary import Group, Run, group_runs, layer_series, number
 from topoep_titan.reports.tables import PAPER
 from topoep_titan.results import RunResult, read_result
@@ -47,12 +47,12 @@ def write_report(
 
     A run with planner ``none`` is the baseline of the other runs of its kind, recipe, routing and
     number of ranks. ``command`` is what the page names as its reproduction; ``answers``
-    to the papers' questions are appended. Equal input gives equal
-    bytes. Raises InputError for no results, a run without steps, and an unwritable ``out_dir``;
-    nothing is written before everything is rendered.
+    to the papers' questions follow in a folded part of their own. Equal input gives equal bytes.
+    Raises InputError for no results, a run without steps, and an unwritable ``out_dir``; nothing is
+    written before everything is rendered.
     """
     groups = group_runs(results)
-    blocks = _content(groups, command) + (answer_blocks(list(answers)) if answers else [])
+    blocks = _content(groups, command) + ([folded_answers(list(answers))] if answers else [])
     numbers = {"title": title, "command": command, **_numbers(groups)}
     text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
     return write_page(out_dir, "report", title, blocks, results_json=text)

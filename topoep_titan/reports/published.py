@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.figure import Figure as Canvas
 
 from topoep_titan.errors import InputError
-from topoep_titan.reports.blocks import Block, Heading, Paragraph, write_page
+from topoep_titan.reports.blocks import Block, Folded, Heading, Paragraph, write_page
 from topoep_titan.reports.figures import COLOURS, Figure
 from topoep_titan.reports.svg import INK, STYLE, svg_text
 from topoep_titan.reports.tables import Column, Table, text
@@ -79,6 +79,29 @@ def answer_blocks(answers: list[Answer]) -> list[Block]:
         blocks += [_table(table) for table in answer["tables"]]
         blocks.append(Paragraph(f"`{answer['command']}`, commit `{answer.get('commit', '')}`."))
     return blocks
+
+
+def folded_answers(answers: list[Answer]) -> Folded:
+    """What the repository answers beside a run, said to be no part of it."""
+    notice = Paragraph(
+        "Nothing here was made by the run above. These are this repository's committed results, "
+        "each simulated or measured by the commit named with it; `make figures` makes them again."
+    )
+    columns = [Column("figure"), Column("question"), Column("kind"), Column("value"),
+               Column("published", short), Column("ours", short), Column("unit"),
+               Column("commit")]  # fmt: skip
+    rows = []
+    for a in answers:
+        first = next((v for v in a["values"] if v["within"]), next(iter(a["values"]), None))
+        named = ("what", "published", "ours", "unit")
+        cells = [first[name] or None for name in named] if first else [None] * len(named)
+        rows.append([a["figure"], a["question"], a["kind"], *cells, a.get("commit") or None])
+    table = Table("One value of each figure and table; all are in `report.html`.", columns, rows)
+    return Folded(
+        f"The papers' figures and tables ({len(answers)}), not from this run",
+        [notice, *answer_blocks(answers)],
+        [notice, table],
+    )
 
 
 def answer_figures(answer: Answer) -> list[Figure]:

@@ -16,6 +16,14 @@ from topoep_titan.errors import InputError
 from topoep_titan.results import write_result
 from topoep_titan.simulator.calibration import Backends, backends
 from topoep_titan.simulator.models import MODELS, Model, model_named
+from topoep_titan.simulator.paper_step import (
+    CALIBRATION,
+    CLUSTER,
+    matched_seeds,
+    skewed,
+    unexplained,
+)
+from topoep_titan.simulator.paper_step import TOKENS as PAPER_TOKENS
 from topoep_titan.simulator.record import run_result
 from topoep_titan.simulator.replay import (
     CONTESTANTS,
@@ -44,6 +52,11 @@ def simulate_options(command: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--trace", type=Path, help="replay outputs/NAME/trace of a training run instead")
     add("--calibration", help="constants of a measured machine (figure_15, or a .toml file)")
+    add(
+        "--paper-step", action="store_true",
+        help="the paper's step: Figure 15's constants, nothing hidden, draws as uneven as its own, "
+        "and what Megatron-LM's throughput leaves unexplained; vary planner, slots, --router-skew",
+    )  # fmt: skip
     add("--no-overlap", action="store_true", help="nothing hides behind anything")
     add("--exact-rows", action="store_true", help="count deduplicated rows from the ids (slow)")
     add("--out", type=Path, help="write OUT/PLANNER/result.json, which `topoep report` overlays")
@@ -62,15 +75,16 @@ def simulate(arguments: argparse.Namespace) -> int:
     out = arguments.out
     if out and out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder")
-    chosen = backends(arguments.calibration)
     torch.set_num_threads(1)
+    rest = _paper_step(arguments, model) if arguments.paper_step else 0.0
+    chosen = backends(arguments.calibration)
     microbatches = list(_progress(_microbatches(arguments, model), "microbatches"))
     cluster = load_cluster(arguments.cluster).resized(microbatches[0].load_LRE[0].shape[0])
     results = [
         replay(
             microbatches, planner=planner, model=model, cluster=cluster, backends=chosen,
             replica_slots=arguments.replica_slots, accumulated=arguments.microbatches,
-            overlap=not arguments.no_overlap, exact_rows=arguments.exact_rows,
+            overlap=not arguments.no_overlap, exact_rows=arguments.exact_rows, rest=rest,
         )
         for planner in _progress(planners, "planners")
     ]  # fmt: skip
@@ -84,10 +98,30 @@ def simulate(arguments: argparse.Namespace) -> int:
         "layers": len(microbatches[0].load_LRE),
         "microbatches": len(microbatches),
         "calibration": arguments.calibration,
+        "unexplained_us": 1e6 * rest,
         "rows": [_row(result) for result in results],
     }
     print(json.dumps(report) if arguments.json else _text(report, cluster))
     return 0
+
+
+def _paper_step(arguments: argparse.Namespace, model: Model) -> float:
+    """Set the options that the paper's step fixes; the seconds of it that nothing explains.
+
+    Raises InputError where one of them was given.
+    """
+    fixed = {
+        "cluster": CLUSTER, "workload": None, "trace": None, "calibration": None, "ranks": None,
+        "tokens_per_rank": PAPER_TOKENS, "microbatches": 1, "seed": 0, "exact_rows": False,
+        "no_overlap": False,
+    }  # fmt: skip
+    given = [name for name, value in fixed.items() if getattr(arguments, name) != value]
+    if given:
+        raise InputError(
+            f"--paper-step fixes --{given[0].replace('_', '-')}; leave one of them out"
+        )
+    arguments.calibration, arguments.no_overlap = CALIBRATION, True
+    return unexplained(model, [skewed(model, -4.0, seed) for seed in matched_seeds(model)])
 
 
 def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Microbatch]:
@@ -95,6 +129,9 @@ def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Micro
         if arguments.workload or arguments.ranks:
             raise InputError("--trace has its own routing and ranks; leave out --workload, --ranks")
         yield from recorded(arguments.trace, model.experts)
+        return
+    if arguments.paper_step:
+        yield from (skewed(model, arguments.router_skew, seed) for seed in matched_seeds(model))
         return
     ranks = model.expert_parallel if arguments.ranks is None else arguments.ranks
     if ranks < 1 or model.experts % ranks:
@@ -127,6 +164,7 @@ def _write(
         "replica_slots": arguments.replica_slots,
         "accumulated_microbatches": arguments.microbatches,
         "overlap": not arguments.no_overlap,
+        "paper_step": arguments.paper_step,
         "seed": arguments.seed,
     }
     each = arguments.microbatches * cluster.ranks
@@ -176,7 +214,33 @@ def _text(report: dict[str, Any], cluster: Cluster) -> str:
             f"{us['total'] / 1e3:8.2f} ms{row['tokens_per_second']:13,.0f}"
             f"{row['tokens_per_second'] / first:8.3f}"
         )
-    return "\n".join(lines)
+    names = {row["planner"] for row in report["rows"]}
+    return "\n".join([*lines, *_notes(report, names)])
+
+
+def _notes(report: dict[str, Any], names: set[str]) -> list[str]:
+    """Under what conditions the numbers hold."""
+    notes = ["ratio: tokens/s over the first row's."]
+    if report["unexplained_us"]:
+        notes.append(
+            "The paper's step: constants of its Figure 15, nothing hidden, "
+            f"{report['microbatches']} draws as uneven as its own; of every step "
+            f"{report['unexplained_us'] / 1e3:.0f} ms are what Megatron-LM's published throughput "
+            "leaves unexplained."
+        )
+    elif report["calibration"]:
+        notes.append(f"MoE layers with the constants of {report['calibration']}.")
+    else:
+        notes.append(
+            "UNCALIBRATED: ideal backends at the rates of the cluster file, so gains are larger "
+            "than on any real one. --paper-step: what the paper measured on its own."
+        )
+    if {"megatron", "none"} <= names:
+        notes.append(
+            "megatron and none balance nothing: megatron sends a row per assignment, in one chunk, "
+            "so nothing overlaps; none deduplicates rows by node and rank, in two chunks."
+        )
+    return notes
 
 
 def _progress(items: Iterable, what: str) -> Iterator:

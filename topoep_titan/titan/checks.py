@@ -23,6 +23,7 @@ from topoep_titan.titan.resume import VERIFY_LIMIT, damage
 from topoep_titan.titan.trainer import TopoEPTrainer
 
 MOST_SAMPLE = 2**20  # tokens of one placement
+MADE_BY = {"outputs/data/demo": "make demo-data", "outputs/data/corpus": "make data"}
 
 
 def check_job(
@@ -269,5 +270,10 @@ def check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
         if verify_data and size <= VERIFY_LIMIT:
             verify(folder)
     except DataError as error:
-        remedy = " (or: make demo-data)" if folder == Path("outputs/data/demo") else ""
+        target = MADE_BY.get(folder.as_posix())
+        if target and not folder.exists():
+            raise InputError(
+                f"dataloader.dataset_path: {folder} is not there; build it: {target}"
+            ) from None
+        remedy = f" (or: {target})" if target else ""
         raise InputError(f"dataloader.dataset_path: {error}{remedy}") from None

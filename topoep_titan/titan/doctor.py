@@ -1,7 +1,8 @@
 """``topoep doctor [RECIPE]``: what this machine has, and whether a recipe fits its device.
 
-With a recipe: parameters, layout, and each pipeline rank's memory by term; exit code 2 when the job
-is wrong or does not fit. With ``--write-cluster``: measures this machine's rates into a TOML.
+With a recipe: whether it fits, parameters, layout, and each pipeline rank's memory by term; exit
+code 2 when the job is wrong or does not fit. Without: what the machine has. With
+``--write-cluster``: measures this machine's rates into a TOML.
 """
 
 import argparse
@@ -54,11 +55,13 @@ def main(argv: list[str]) -> int:
     try:
         if options.write_cluster:
             return write_cluster(options.write_cluster, options.nproc)
-        report: dict[str, Any] = {"machine": machine_report()}
+        report: dict[str, Any] = {}
         if options.recipe:
             report["job"] = job_report(options, settings)
         elif settings:
             raise InputError(f"{settings[0]} needs a recipe before it; see topoep doctor --help")
+        if options.json or not options.recipe:
+            report["machine"] = machine_report()
     except InputError as error:
         print(f"topoep: {error}", file=sys.stderr)
         return 2
@@ -152,6 +155,8 @@ def _does_not_fit(job: dict[str, Any]) -> str:
 
 
 def _text(report: dict[str, Any]) -> str:
+    if "machine" not in report:
+        return "\n".join(_job_lines(report["job"]))
     machine = report["machine"]
     lines = [", ".join(f"{name} {version}" for name, version in machine["versions"].items())]
     lines += [f"device: {each}" for each in machine["devices"]]
@@ -159,16 +164,20 @@ def _text(report: dict[str, Any]) -> str:
     lines.append(f"GPUs that map each other's memory: {groups or 'none (no CUDA device)'}")
     for name, check in machine["checks"].items():
         lines.append(f"{'ok     ' if check['ok'] else 'missing'} {name}: {check['what']}")
-    return "\n".join(lines + (_job_lines(report["job"]) if "job" in report else []))
+    return "\n".join(lines)
 
 
 def _job_lines(job: dict[str, Any]) -> list[str]:
     layout, memory = job["layout"], job["memory"]
+    device, most = job["device_bytes"], max(rank["total"] for rank in memory) / GIB
+    verdict = {True: "fits", False: "does NOT fit", None: "not judged: give --device-memory GIB"}
+    known = f" of the {device / GIB:.1f} GiB of its device" if device else ""
     lines = [
+        f"{verdict[job['fits']]}: {job['recipe']} needs {most:.1f} GiB a rank{known}",
+        f"data: {job['data']}",
         "",
         f"{job['recipe']}: {job['parameters']:,} parameters, {job['active_parameters']:,} active",
         f"{job['processes']} processes: " + ", ".join(f"{k} {v:,}" for k, v in layout.items()),
-        f"data: {job['data']}",
         "",
         "GiB a rank      " + "".join(f"{f'stage {i}':>10}" for i in range(len(memory))),
     ]
@@ -176,7 +185,4 @@ def _job_lines(job: dict[str, Any]) -> list[str]:
         estimated = " ~" if term in ("activations", "logits") else ""
         values = "".join(f"{rank[term] / GIB:10.3f}" for rank in memory)
         lines.append(f"{term + estimated:<16}{values}")
-    device = job["device_bytes"]
-    verdict = {True: "fits", False: "does NOT fit", None: "not judged: give --device-memory GIB"}
-    known = f"{device / GIB:.1f} GiB of the device: " if device else ""
-    return [*lines, f"{known}{verdict[job['fits']]} (~ estimated; CUDA context, NCCL not counted)"]
+    return [*lines, "(~ estimated; CUDA context and NCCL are not counted)"]

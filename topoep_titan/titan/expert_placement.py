@@ -6,6 +6,7 @@ steps: expert x is row ``position_of(main_E)[x]`` of the parameter that all rank
 Checkpoints hold logical order (``checkpoints``). Letters: E experts, N sampled tokens, K top-k.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,6 +53,25 @@ class PlacementConfig:
     """Rows that one distinct node of a token weighs. Default: bw_near / bw_far of the cluster."""
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Of one layer: where its experts would live, and what the cost model says to that."""
+
+    main_E: Tensor | None  # the new placement; None: experts stay
+    experts: int  # that would move
+    rows: float  # a token of the sample, as placed now
+    fewer: float  # a token, as they would be placed
+    saving: float  # modelled seconds until the next refresh
+    cost: float  # modelled seconds of the move
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:.2f} rows a token, {self.fewer:.2f} if {self.experts} experts move; "
+            f"modelled saving {self.saving:.3g} s, cost {self.cost:.3g} s: "
+            f"they {'stay' if self.main_E is None else 'move'}"
+        )
+
+
 class ExpertPlacement:
     """Of all layers of this rank. Every method is collective over all ranks."""
 
@@ -75,12 +95,13 @@ class ExpertPlacement:
             module.keep_sample(SetSample(per_rank, -(-per_rank // calls), seed))
         self.loaded: dict[int, Tensor] = {}
 
-    def refresh(self, steps_left: int) -> dict[int, Tensor]:
+    def refresh(self, steps_left: int) -> str:
         """Solve every layer on what was sampled, and move the layers for which it pays.
 
-        Returns the new placement (E,) of each layer that moved. Layers are dealt out to the ranks;
-        what a rank decides of its layers, all are told.
+        Returns one line about it. Layers are dealt out to the ranks; what a rank decides of its
+        layers, all are told.
         """
+        started = time.perf_counter()
         mine = {
             number: (module.sample.drain(), module.load_E if module.transport.rank == 0 else None)
             for number, module in self.layers.items()
@@ -97,21 +118,22 @@ class ExpertPlacement:
                 decided[number] = self._decide(number, sets, loads, steps_left)
         told = {number: decision for part in _gather(decided) for number, decision in part.items()}
         for number in sorted(told):
-            logger.info(f"Layer {number}: {told[number][1]}")
-        moves = {number: main_E for number, (main_E, _) in told.items() if main_E is not None}
-        self.move(moves)
-        return moves
+            logger.info(f"Layer {number}: {told[number] or 'nothing was sampled'}")
+        moves = {number: decision for number, decision in told.items() if decision}
+        moves = {n: decision for n, decision in moves.items() if decision.main_E is not None}
+        self.move({number: decision.main_E for number, decision in moves.items()})
+        return _told(list(moves.values()), len(told), time.perf_counter() - started)
 
     def _decide(
         self, number: int, sets: list[Tensor], loads: list[Tensor | None], steps_left: int
-    ) -> tuple[Tensor | None, str]:
-        """(the layer's new placement, None when moving does not pay, and why)."""
+    ) -> Decision | None:
+        """None when nothing was sampled."""
         module, config = self.layers[number], self.config
         cluster, old_E = module.cluster, module.main_E
         per_node = cluster.ranks_per_node
         ids_NK = torch.cat([part for part in sets if len(part)] or sets)
         if not len(ids_NK):
-            return None, "nothing was sampled"
+            return None
         ratio = max(1, round(cluster.bw_near / cluster.bw_far))
         new_E = place(
             ids_NK,
@@ -136,11 +158,8 @@ class ExpertPlacement:
             placement_quality(ids_NK, main_E, ranks=cluster.ranks, ranks_per_node=per_node).rows
             for main_E in (old_E, new_E)
         )
-        moves = saving > cost
-        return new_E if moves else None, (
-            f"{rows:.2f} rows a token, {fewer:.2f} if {int((new_E != old_E).sum())} experts move; "
-            f"modelled saving {saving:.3g} s, cost {cost:.3g} s: they {'move' if moves else 'stay'}"
-        )
+        experts = int((new_E != old_E).sum())
+        return Decision(new_E if saving > cost else None, experts, rows, fewer, saving, cost)
 
     def move(self, mains: dict[int, Tensor]) -> None:
         """Give each named layer its placement (E,): rows and optimizer state travel."""
@@ -211,6 +230,21 @@ class ExpertPlacement:
         }
         self.loaded = {}
         self.move(everyone)
+
+
+def _told(moved: list[Decision], layers: int, seconds: float) -> str:
+    """What a refresh did, for people. Rows are means over the layers that moved."""
+    if not moved:
+        return f"placement: none of {layers} layers moves, none would pay; {seconds:.1f} s"
+    rows, fewer = (
+        sum(getattr(each, name) for each in moved) / len(moved) for name in ("rows", "fewer")
+    )
+    saving, cost = (sum(getattr(each, name) for each in moved) for name in ("saving", "cost"))
+    return (
+        f"placement: {sum(each.experts for each in moved)} experts of {len(moved)} of {layers} "
+        f"layers moved, {rows:.2f} -> {fewer:.2f} rows a token, modelled to save {saving:.3g} s "
+        f"for {cost:.3g} s; {seconds:.1f} s"
+    )
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ class Progress:
     def __init__(self, folder: Path, steps: int):
         self.name, self.steps, self.step = folder.name, steps, 0
         self._log = StepLog(folder)
-        self._read = self._log.size()  # a resumed run's log has steps that come again
-        self._validation = ""
+        self._read = self._log.size()  # of an earlier start
+        self._validation, self._notes = "", []
 
     def follow(self, process: subprocess.Popen) -> None:
         """Until the process ends."""
@@ -89,6 +89,9 @@ class Progress:
             time.sleep(0.5)
             running = process.poll() is None
             now, record = time.monotonic(), self._newest()
+            for note in self._notes:
+                print(f"\n{note}", end="\n" * sys.stdout.isatty(), flush=True)
+            self._notes = []
             if record is None:
                 continue
             first = first or (self.step, now)
@@ -103,11 +106,14 @@ class Progress:
 
     def _newest(self) -> dict[str, Any] | None:
         """The last training record since the last call."""
+        self._read = min(self._read, self._log.size())  # a run that resumes cuts its log
         records, self._read = self._log.after(self._read)
         training = [record for record in records if "loss" in record]
         for record in records:
             if "validation_loss" in record:
                 self._validation = f" (validation {record['validation_loss']:.4f})"
+            if "note" in record:
+                self._notes.append(f"{self.name}: after step {record['step']}, {record['note']}")
         if not training:
             return None
         self.step = training[-1]["step"]

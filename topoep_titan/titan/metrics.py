@@ -20,6 +20,7 @@ from torchtitan.components.metrics import (
     TensorBoardLogger,
     _get_metrics_rank,
 )
+from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
 from topoep_titan.cluster import load_cluster
@@ -64,6 +65,7 @@ class PlanMetrics(MetricsProcessor):
         self.tokens_per_step = 0  # over all ranks; set by the trainer
         self.step_started = time.perf_counter()
         self.steps_since_log = 0
+        self.began = False
 
     def _build_metric_logger(self, *, config, parallel_dims, dump_folder, pp_schedule, **kwargs):
         """As torchtitan's, but TensorBoard goes to ``tb/`` itself: a resumed run is one curve."""
@@ -84,7 +86,10 @@ class PlanMetrics(MetricsProcessor):
         both.add_logger(self.curves)
         return both
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: int) -> None:
+        if not self.began and self.writes:  # what a killed run did past its checkpoint comes again
+            self.step_log.forget_from(step)
+        self.began = True
         for engine in self._engines():
             engine.transport.traffic.drain()  # validation's
             engine.transport.host_syncs = 0
@@ -146,6 +151,12 @@ class PlanMetrics(MetricsProcessor):
         super().log_validation(loss, step, extra_metrics)
         if self.writes:
             self.step_log.append({"step": step, "validation_loss": loss})
+
+    def note(self, step: int, text: str) -> None:
+        """An event between steps, for whoever watches the run."""
+        logger.info(text)
+        if self.writes:
+            self.step_log.append({"step": step, "note": text})
 
     def _engines(self) -> list[Engine]:
         """The engines of this rank's layers, each once."""

@@ -1,6 +1,6 @@
 """A run's records, one line each, appended as steps end: a killed run loses nothing.
 
-A run that resumes logs some steps again; the last record of a step counts. Needs no torch.
+A run that resumes first forgets what it had logged past its checkpoint. Needs no torch.
 """
 
 import json
@@ -19,6 +19,19 @@ class StepLog:
             torn = file.tell() and (file.seek(-1, 2), file.read(1))[1] != b"\n"
             file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
 
+    def forget_from(self, step: int) -> None:
+        """Cut the file at the first record of ``step`` or a later one."""
+        if not self.size():
+            return
+        keep = 0
+        with self.path.open("r+b") as file:
+            for line in file:
+                record = _record(line)
+                if record and record["step"] >= step:
+                    break
+                keep += len(line)
+            file.truncate(keep)
+
     def size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
@@ -29,18 +42,22 @@ class StepLog:
         with self.path.open("rb") as file:
             file.seek(offset)
             lines, _, _ = file.read().rpartition(b"\n")  # the last may be being written
-        records = []
-        for line in lines.splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                continue  # torn by a kill, and its step was logged again
+        records = [record for line in lines.splitlines() if (record := _record(line))]
         return records, offset + len(lines) + bool(lines)
 
     def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(training records, validation records), each in ascending step."""
         training, validation = {}, {}
         for record in self.after(0)[0]:
+            if "note" in record:
+                continue
             kind = validation if "validation_loss" in record else training
             kind[record["step"]] = record
         return [[kind[step] for step in sorted(kind)] for kind in (training, validation)]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None  # torn by a kill, and its step was logged again

@@ -76,11 +76,11 @@ class TopoEPTrainer(Trainer):
         self.checkpointer.place(self.placement, self.shuffle)
 
     def train_step(self, data_iterator) -> None:
-        self.metrics_processor.begin_step()
+        self.metrics_processor.begin_step(self.step)
         super().train_step(data_iterator)
         steps_left = self.config.training.steps - self.step
         if self.placement and steps_left and self.step % self.config.placement.refresh_steps == 0:
-            self.placement.refresh(steps_left)
+            self.metrics_processor.note(self.step, self.placement.refresh(steps_left))
             if self.shuffle:
                 self.shuffle.refit()
         if self.config.topoep.record_trace:
