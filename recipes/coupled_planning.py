@@ -1,6 +1,6 @@
 """Does planning in rows beat both of its parts? Modelled layer times on the coupled presets.
 
-    python -m recipes.coupled_planning [--presets hot5 hot8] [--seeds 0 1 2] [--world 1] [--out FILE]
+    python -m recipes.coupled_planning [--presets hot5] [--seeds 0 1 2] [--world 1] [--out FILE]
 
 Parts: the published rule (`topoep`) with contiguous experts, by its own all-to-all or by the
 deduplicating dispatcher, whichever is faster; and placement with deduplication, without replicas.
@@ -40,7 +40,7 @@ EXPERTS, TOKENS, SLOTS, FIT_TOKENS = 128, 4096, 2, 8192
 MODELS = {"qwen3 4x8": (ModelDims(2048, 768), 32), "glm 2x8": (ModelDims(4096, 1408), 16)}
 DEDUP = ("dedup-node", "dedup")
 FIT_SEEDS = 1000  # a sample's seed is its workload's plus this
-NODE_WEIGHT, BALANCE = 4, 500  # bw_near / bw_far of h800_4x8; per cent
+NODE_WEIGHT, BALANCE = 4, 200  # bw_near / bw_far of h800_4x8; per cent
 
 
 def main(arguments: list[str] | None = None) -> int:

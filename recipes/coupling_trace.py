@@ -27,7 +27,7 @@ from topoep_titan.results import provenance, write_atomically
 WINDOW = 8  # recorded steps that one sample is drawn from
 SAMPLE = 8192  # tokens of it, spread evenly: many documents
 HISTORY = 3
-BALANCE, NODE_WEIGHT = 50, 4  # as recipes.coupling
+BALANCE, NODE_WEIGHT = 50, 4  # per cent; bw_near / bw_far of h800_4x8
 
 
 def main(arguments: list[str] | None = None) -> int:

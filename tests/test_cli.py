@@ -65,6 +65,28 @@ def test_plan_prints_the_agreed_json_and_writes_the_plan(load, tmp_path, capsys)
     check_plan(plan, torch.from_numpy(np.load(load)), main_E, 1)
 
 
+@pytest.mark.parametrize(("dispatcher", "far", "near"), [("dedup-node", 2, 3), ("dedup", 3, 1)])
+def test_plan_counts_the_rows_of_expert_sets(tmp_path, capsys, dispatcher, far, near):
+    """Two nodes of two ranks, experts 2r and 2r + 1 on rank r, one token a rank. The token of rank
+    0 visits rank 1; that of rank 1 both ranks of the other node, by way of rank 3; that of rank 3
+    rank 0, by way of rank 1."""
+    ids_RTK = np.array([[[0, 2]], [[4, 6]], [[4, 5]], [[0, 1]]])
+    load_RE = np.stack([np.bincount(ids.ravel(), minlength=8) for ids in ids_RTK])
+    paths = {name: tmp_path / f"{name}.npy" for name in ("load", "ids")}
+    np.save(paths["load"], load_RE)
+    np.save(paths["ids"], ids_RTK)
+    for planner in ("none", "joint"):  # copies do not pay for one token
+        changes = {"ids": paths["ids"], "planner": planner, "dispatcher": dispatcher}
+        assert main(plan_command(paths["load"], json=True, **changes)) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["rows"] == {"far": far, "near": near}
+    assert main(plan_command(paths["load"], **changes)) == 0
+    assert f"{far} across nodes, {near} within" in capsys.readouterr().out
+    np.save(paths["ids"], 7 - ids_RTK)
+    assert main(plan_command(paths["load"], **changes)) == 2
+    assert "do not add up to the load" in capsys.readouterr().err
+
+
 def test_plan_takes_a_placement_and_prints_for_people(load, tmp_path, capsys):
     main_E = tmp_path / "main.npy"
     np.save(main_E, np.array([3, 3, 2, 2, 0, 0, 1, 1], dtype=np.int32))  # expert 4 on rank 0

@@ -23,6 +23,7 @@ from topoep_titan.planning.bench import timed
 from topoep_titan.planning.bench_command import bench, bench_options
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
+from topoep_titan.planning.sets import DISPATCHERS, check_sets, plan_sets, rows_by_link
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
 from topoep_titan.results import write_atomically
 from topoep_titan.simulator.command import simulate, simulate_options
@@ -111,6 +112,8 @@ def _report(arguments: argparse.Namespace) -> int:
 def _plan_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--load", type=Path, required=True, help=".npy of integer counts (ranks, experts)")
+    add("--ids", type=Path, help=".npy of the expert ids that --load counts: plan and price rows")
+    add("--dispatcher", choices=DISPATCHERS, default="dedup-node", help="of rows (with --ids)")
     add("--planner", required=True, help=f"one of: {', '.join(PLANNERS)}")
     add("--replica-slots", type=int, required=True, help="replica slots a rank")
     add("--hidden", type=int, required=True, help="model width")
@@ -123,8 +126,9 @@ def _plan_options(command: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    planner = planner_named(arguments.planner)
+    planner, dispatcher = planner_named(arguments.planner), arguments.dispatcher
     load_RE = _read_integers(arguments.load)
+    ids_RTK = _read_integers(arguments.ids) if arguments.ids else None
     main_E = _read_integers(arguments.main) if arguments.main else None
     check_load(load_RE, main_E, arguments.replica_slots)
     ranks, experts = load_RE.shape
@@ -142,15 +146,26 @@ def _plan(arguments: argparse.Namespace) -> int:
         hidden=_at_least_1("--hidden", arguments.hidden, MOST_WIDTH),
         moe_intermediate=_at_least_1("--moe-intermediate", arguments.moe_intermediate, MOST_WIDTH),
     )
-    _check_output(arguments.out, arguments.load, arguments.main)
-    plan, plan_us = timed(
-        lambda: planner(
-            load_RE, main_E=main_E, cluster=cluster, model_dims=dims,
-            replica_slots=arguments.replica_slots,
+    _check_output(arguments.out, arguments.load, arguments.main, arguments.ids)
+    settings = {
+        "main_E": main_E, "cluster": cluster, "model_dims": dims,
+        "replica_slots": arguments.replica_slots,
+    }  # fmt: skip
+    rows_RX = None
+    if ids_RTK is None:
+        plan, plan_us = timed(lambda: planner(load_RE, **settings))
+    else:
+        check_sets(ids_RTK, load_RE)
+        (plan, rows_RX), plan_us = timed(
+            lambda: plan_sets(
+                arguments.planner, ids_RTK, load_RE, dispatcher=dispatcher, **settings
+            )
         )
-    )  # fmt: skip
     check_plan(plan, load_RE, main_E, arguments.replica_slots)  # a planner of yours may break a law
-    quality = plan_quality(plan, main_E=main_E, cluster=cluster, model_dims=dims)
+    quality = plan_quality(
+        plan, main_E=main_E, cluster=cluster, model_dims=dims,
+        dispatcher=dispatcher, rows_RX=rows_RX,
+    )  # fmt: skip
     report = {
         "planner": arguments.planner,
         "max_over_mean": quality.max_over_mean,
@@ -160,6 +175,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         "modelled_us": quality.modelled.as_us(),
         "plan_us": plan_us,
     }
+    if rows_RX is not None:
+        report |= {"dispatcher": dispatcher, "rows": rows_by_link(rows_RX, cluster, dispatcher)}
     if arguments.out:
         buffer = io.BytesIO()
         np.savez(
@@ -176,6 +193,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _plan_text(report: dict[str, Any], cluster: Cluster) -> str:
     us = report["modelled_us"]
     terms = ", ".join(f"{name} {us[name]:.0f}" for name in ("compute", "token", "replica", "plan"))
+    rows = ""
+    if "rows" in report:
+        rows = "\n  rows of one dispatch          {far} across nodes, {near} within".format(
+            **report["rows"]
+        )
     return (
         f"{report['planner']} on {cluster.nodes} x {cluster.ranks_per_node} ranks "
         f"(rates of {cluster.name})\n"
@@ -184,7 +206,7 @@ def _plan_text(report: dict[str, Any], cluster: Cluster) -> str:
         f"  executed by replicas          {report['replica_served_fraction']:.2%}, "
         f"{report['num_replicas']} replicas\n"
         f"  modelled layer, microseconds  {us['total']:.0f} ({terms})\n"
-        f"  planning, measured here       {report['plan_us']:.0f} microseconds"
+        f"  planning, measured here       {report['plan_us']:.0f} microseconds{rows}"
     )
 
 

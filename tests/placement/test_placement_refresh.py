@@ -42,9 +42,15 @@ def test_modelled_times_by_hand():
     compute = 3 * 6 * 2 * 5 / cluster.flops * 60  # assignments of rank 0, of 40 tokens
     rows = 40 / 2  # all visit rank 0, half of them from the other node
     seconds = layer_seconds(
-        ids_TK, main_E, cluster=cluster, model_dims=dims, dispatcher="dedup-node", tokens=40
-    )
+        ids_TK, main_E, cluster=cluster, model_dims=dims, dispatcher="dedup-node", tokens=40,
+        levelled=False,
+    )  # fmt: skip
     assert seconds == pytest.approx(compute + 2 * 4 * rows / cluster.bw_far)
+    levelled = layer_seconds(  # 80 assignments, 40 on each rank
+        ids_TK, main_E, cluster=cluster, model_dims=dims, dispatcher="dedup-node", tokens=40,
+        levelled=True,
+    )  # fmt: skip
+    assert levelled == pytest.approx(compute * 40 / 60 + 2 * 4 * rows / cluster.bw_far)
     moved_E = torch.tensor([1, 0, 0, 1])  # one expert arrives on each rank: 3 * 10 parameters
     cost = move_seconds(moved_E, main_E, cluster=cluster, model_dims=dims)
     assert cost == pytest.approx(30 * 12 / cluster.bw_far)

@@ -51,7 +51,7 @@ def add_commands(placement: argparse.ArgumentParser) -> None:
             add("--ranks", type=int, required=True)
             add("--ranks-per-node", type=int, help="default: all ranks in one node")
             add("--node-weight", type=int, default=4, help="rows of a node (default: %(default)s)")
-            add("--balance-weight", type=int, default=500, help="per cent (default: %(default)s)")
+            add("--balance-weight", type=int, default=200, help="per cent (default: %(default)s)")
             add("--out", type=Path, required=True, help="write main_LE and the group to this .npz")
         else:
             add("--placement", type=Path, required=True, help=".npz that fit wrote")

@@ -46,8 +46,12 @@ def layer_seconds(
     model_dims: ModelDims,
     dispatcher: Literal["dedup", "dedup-node"],
     tokens: int,
+    levelled: bool,
 ) -> float:
     """Modelled seconds of one layer and microbatch of ``tokens`` in all, judged on a sample.
+
+    ``levelled``: a planner spreads load over replicas, so every rank computes the mean load; what
+    the copies cost is left out.
 
     The compute and token terms of the cost model, in rows: tokens come evenly from all ranks, and
     the busiest rank (or node, whose relays share its rows) sets the pace.
@@ -55,7 +59,8 @@ def layer_seconds(
     ranks, per_node, nodes = cluster.ranks, cluster.ranks_per_node, cluster.nodes
     scale = tokens / len(ids_TK)
     rank_TK = main_E.long()[ids_TK.long()]
-    load = float(torch.bincount(rank_TK.flatten(), minlength=ranks).max()) * scale
+    load_R = torch.bincount(rank_TK.flatten(), minlength=ranks).double() * scale
+    load = float(load_R.mean() if levelled else load_R.max())
     arriving = float(visited(rank_TK, ranks).sum(0).max()) * scale
     if dispatcher == "dedup-node":
         at_node = float(visited(rank_TK // per_node, nodes).sum(0).max()) * scale

@@ -45,9 +45,9 @@ class PlacementConfig:
     sample_tokens: int = 8192
     """Expert sets that a refresh solves on, a few from every microbatch of every rank."""
 
-    balance_weight: int = 500
+    balance_weight: int = 200
     """Per cent of a row per token that a mean squared relative deviation of the ranks' loads of 1
-    costs. On drawn routing 50 to 500 remove the same rows, and 500 levels hot experts better."""
+    costs. On drawn routing 50 to 200 remove the same rows, and 200 spreads hot experts."""
 
     node_weight: int | None = None
     """Rows that one distinct node of a token weighs. Default: bw_near / bw_far of the cluster."""
@@ -149,6 +149,7 @@ class ExpertPlacement:
             layer_seconds(
                 ids_NK, main_E, cluster=cluster, model_dims=module.dims,
                 dispatcher=module.config.dispatcher, tokens=self.tokens * cluster.ranks,
+                levelled=module.engine.replica_slots > 0,
             )
             for main_E in (old_E, new_E)
         )  # fmt: skip
