@@ -45,7 +45,7 @@ RUNS = {
         "tiny_glm4_moe.toml", "TP2 in EP4", THREE, ["--training.local-batch-size", "2"],
     ),
     "DeepSeek-V2": ("tiny_deepseek_v2.toml", "TP2 in EP4", THREE, []),
-    # The second stage has two layers with experts; microbatches go ahead before the first goes back.
+    # Two layers with experts in the second stage; others go forward before a microbatch goes back.
     "DeepSeek-V2, 1F1B, full AC": (
         "tiny_deepseek_v2.toml", "PP2 x TP2 = EP2", FOUR, [*FOLDED, FULL_AC],
     ),
