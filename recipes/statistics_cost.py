@@ -4,9 +4,9 @@
 
 One rank, Qwen3-30B-A3B's routing (128 experts, top-8, 4,096 tokens) at a width that a CPU bears,
 1/8 of the model's. Forward and backward of the layer against what a call of it adds for placement:
-the expert sets of a few tokens kept, and the load summed. The statistics do not grow with the width, the
-layer does, so the share is an upper bound for the real one on this machine. Medians of rounds that
-alternate.
+the expert sets of a few tokens kept, and the load summed. The statistics do not grow with the
+width, the layer does, so the share is an upper bound for the real one on this machine. Medians of
+rounds that alternate.
 """
 
 import argparse
