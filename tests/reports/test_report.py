@@ -107,7 +107,7 @@ def test_numbers_by_hand(tmp_path):
 
     balance, training, loss, layer_0, layer_1, conditions = cells(markdown, "joint")
     assert balance == ["2", "2.250", "1.250", "25.00", "12.50", "4.00", "20.0"]
-    assert training == ["2", "4.0000", "2.0020", "2.5000", "135", "0.900"]
+    assert training == ["2", "4.0000", "2.0020", "2.5000", "2", "135", "0.900"]
     assert loss == ["2", "1", "0.05", "0.1", "2"]
     assert layer_0 == ["0", "1.500", "1.000", "25.00", "12.50", "3.00", "10.0"]
     assert layer_1 == ["1", "3.000", "1.500", "25.00", "12.50", "5.00", "30.0"]
@@ -134,7 +134,7 @@ def test_runs_of_another_setting_are_not_compared(tmp_path):
     simulated = joint_run(kind="simulated")
     numbers, markdown, page = report(tmp_path, make_run(), simulated)
     assert [run["compared_with_none"] for run in numbers["runs"]] == [None, None]
-    assert "nothing to compare with" in markdown
+    assert len(cells(markdown, "joint")[1]) == 6  # steps to tokens/s: no ratio to none
     WellFormed(page)
 
     skewed = [make_run(routing="skew -4"), joint_run(routing="skew -4")]
@@ -165,7 +165,7 @@ def test_same_planner_twice_and_missing_values(tmp_path):
     numbers, markdown, page = report(tmp_path, make_run(), joint_run(), blank)
     labels = [run["label"] for run in numbers["runs"]]
     assert labels == ["none", "joint (alltoall)", "joint (dedup)"]
-    assert cells(markdown, "joint (dedup)")[1] == ["2", MISSING, MISSING, MISSING, "90", "0.900"]
+    assert cells(markdown, "joint (dedup)")[1] == ["2", *[MISSING] * 4, "90", "0.900"]
     assert "`joint (dedup)` is not finite on 1 step," in markdown
     WellFormed(page)
 
@@ -208,6 +208,22 @@ def test_report_command_reads_run_folders(tmp_path):
         "report.html", "report.md", "results.json",
     ]  # fmt: skip
     assert f"topoep report {runs[0]} {runs[1]} --out {out}" in page.read_text()
+
+
+def test_runs_have_their_names_and_shared_cores_no_speed(tmp_path):
+    cores = {"hardware": {"cores": 2, "machines": 1}}
+    for name, result in (("a", make_run(name="a", **cores)), ("b", joint_run(name="b", **cores))):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_result(result, tmp_path / "runs" / name / "result.json")
+    page = report_command([tmp_path / "runs"], tmp_path / "out")  # a folder of runs
+    labels = [
+        run["label"] for run in json.loads(page.with_name("results.json").read_text())["runs"]
+    ]
+    assert labels == ["a (none)", "b (joint)"]
+    markdown = page.with_suffix(".md").read_text()
+    assert "Tokens/s are no result here: 4 ranks share 2 cores" in markdown
+    assert "times the tokens/s" not in markdown
+    assert report(tmp_path, joint_run(name="b"))[0]["runs"][0]["label"] == "b"
 
 
 def test_wrong_input_says_so_and_writes_nothing(tmp_path):

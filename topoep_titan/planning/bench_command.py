@@ -9,7 +9,7 @@ import torch
 from topoep_titan.cluster import load_cluster
 from topoep_titan.errors import InputError
 from topoep_titan.planning.bench import CELLS, DEFAULT_CELLS, TINY_CELLS, bench_rows
-from topoep_titan.planning.bench_table import summary_lines, table_line
+from topoep_titan.planning.bench_table import LEGEND, summary_lines, table_line
 from topoep_titan.planning.joint import BALANCE_WEIGHT
 
 
@@ -49,7 +49,7 @@ def bench(arguments: argparse.Namespace) -> int:
         lines = [table_line(row)] if rows else [table_line(None), table_line(row)]
         print(*lines, sep="\n", file=people, flush=True)
         rows.append(row)
-    print("", *summary_lines(rows), sep="\n", file=people)
+    print("", *summary_lines(rows), "", LEGEND, sep="\n", file=people)
     if arguments.json:
         print(json.dumps({"rows": rows}))
     return 0

@@ -12,6 +12,17 @@ _CELL = ("experts", "top_k", "hidden", "moe_intermediate", "ranks", "ranks_per_n
 _CASE = (*_CELL, "replica_slots", "workload", "router_skew")
 
 
+LEGEND = """\
+E/K/D/F  experts, top-k, model width, expert width; group: nodes x ranks a node; S: replica slots
+max/mean busiest rank over mean rank; inter: assignments executed on another node; replica: by one
+modelled MoE layer, forward and backward, by the closed cost model; plan: measured here, median
+/bound   modelled over a lower bound of every plan that keeps mains and slots: 1.00 is optimal
+free     in a planner's name: mains may move and slots may be exceeded, so no rival under the rules
+%        after joint: of the compute term, what its score adds so as to level more than time asks
+last     joint's modelled time over others' (below 1: faster): the geometric mean over skewed loads,
+         the worst load, the mean; MILP best: the best plan of a solver's minute, with --bounds"""
+
+
 def table_line(row: Row | None) -> str:
     """One line of the terminal's table; the heading for None."""
     if row is None:

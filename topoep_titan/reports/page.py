@@ -26,13 +26,19 @@ MAX_NUMBERS = 100_000  # of one slider: half a megabyte of the page
 def report_command(run_dirs: list[Path], out_dir: Path) -> Path:
     """``topoep report RUN... --out OUT``: read each RUN/result.json, write the report.
 
-    Returns the HTML path. Raises InputError for a run without a readable result, for no runs at
-    all, and when ``out_dir`` cannot be written.
+    A folder of runs (such as outputs/reproduce-qwen) stands for the runs in it. Returns the HTML
+    path. Raises InputError for a run without a readable result, for no runs at all, and when
+    ``out_dir`` cannot be written.
     """
-    results = [read_result(Path(run) / "result.json") for run in run_dirs]
+    results = [read_result(path) for run in run_dirs for path in _results(Path(run))]
     recipes = list(dict.fromkeys(Path(result.recipe).stem for result in results))
     command = shlex.join(["topoep", "report", *map(str, run_dirs), "--out", str(out_dir)])
     return write_report(results, out_dir, title=", ".join(recipes), command=command)
+
+
+def _results(folder: Path) -> list[Path]:
+    own = folder / "result.json"
+    return [own] if own.exists() else sorted(folder.glob("*/result.json")) or [own]
 
 
 def write_report(
@@ -145,7 +151,9 @@ def _sentence(group: Group, run: Run) -> str:
         known = base and base.inter_node_fraction is not None
         beside = f" (`none`: {100 * base.inter_node_fraction:.1f} %)" if known else ""
         clauses.append(f"{100 * s.inter_node_fraction:.1f} % of assignments cross nodes{beside}")
-    if c and c.speed_ratio is not None:
+    if group.shares_cores:
+        pass  # the notes say why there is no speed
+    elif c and c.speed_ratio is not None:
         clauses.append(f"{c.speed_ratio:.3f} times the tokens/s of `none`")
     elif s.tokens_per_second is not None:
         clauses.append(f"median {s.tokens_per_second:,.0f} tokens/s")
@@ -160,8 +168,6 @@ def _sentence(group: Group, run: Run) -> str:
 def _notes(group: Group) -> list[str]:
     """What a reader must know before comparing: everything that is not alike."""
     notes = []
-    if group.baseline is None:
-        notes.append("No run with planner `none` is among these: nothing to compare with.")
     for run in group.runs:
         c = run.comparison
         longest = max(run.summary.steps, group.runs[0].summary.steps)
@@ -177,6 +183,11 @@ def _notes(group: Group) -> list[str]:
                 f"{_steps(run.summary.non_finite_losses)}, left out of every number and curve."
             )
     first = group.runs[0].result
+    if group.shares_cores:
+        notes.append(
+            f"Tokens/s are no result here: {first.ranks} ranks share {first.hardware['cores']} "
+            "cores, which lend idle time to the busiest."
+        )
     per_node = first.config.get("topoep", {}).get("ranks_per_node")
     if first.hardware.get("machines") == 1 and per_node and per_node < first.ranks:
         notes.append(

@@ -48,7 +48,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Run:
-    label: str  # the planner, made unique within the group
+    label: str  # its name, unique within the group
     result: RunResult
     summary: Summary
     comparison: Comparison | None  # None for the baseline, and where there is none
@@ -68,6 +68,14 @@ class Group:
     def baseline(self) -> Run | None:
         first = self.runs[0]
         return first if first.result.planner == "none" else None
+
+    @property
+    def shares_cores(self) -> bool:
+        """Measured by more ranks than one machine has cores: tokens/s mean nothing then."""
+        first = self.runs[0].result
+        cores = first.hardware.get("cores") or math.inf
+        machines = first.hardware.get("machines") or 1
+        return self.kind == "measured" and first.ranks > cores * machines
 
     @property
     def setting(self) -> str:
@@ -139,12 +147,14 @@ def _compared(results: list[RunResult]) -> list[Run]:
 
 
 def _labels(results: list[RunResult]) -> list[str]:
-    """The planner; with the run's name (or dispatcher), then a number, where it is not unique."""
-    names = [result.planner for result in results]
+    """The run's name, with the planner where several are compared; what lacks a name has its
+    planner, with the dispatcher and then a number where it is not unique."""
+    names = [result.name or result.planner for result in results]
     full = [
-        name if names.count(name) == 1 else f"{name} ({result.name or result.dispatcher})"
+        f"{name} ({result.planner})" if name != result.planner and len(results) > 1
+        else name if names.count(name) == 1 or result.name else f"{name} ({result.dispatcher})"
         for name, result in zip(names, results)
-    ]
+    ]  # fmt: skip
     return [
         name if full.count(name) == 1 else f"{name} #{full[: index + 1].count(name)}"
         for index, name in enumerate(full)

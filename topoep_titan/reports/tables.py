@@ -138,8 +138,9 @@ def training_table(group: Group) -> Table:
         Column("first loss", fixed(4)),
         Column("last loss", fixed(4)),
         Column("last validation loss", fixed(4)),
+        Column("at step", count),
         Column("median tokens/s", count),
-        Column("ratio to none", fixed(3)),
+        *([Column("ratio to none", fixed(3))] if group.baseline else []),
     ]
     rows = []
     for run in group.runs:
@@ -147,12 +148,12 @@ def training_table(group: Group) -> Table:
         ratio = run.comparison.speed_ratio if run.comparison else None
         if run is group.baseline and s.tokens_per_second:
             ratio = 1.0
-        losses = [s.first_loss, s.last_loss, s.last_validation_loss]
-        rows.append([run.label, s.steps, *losses, s.tokens_per_second, ratio])
-    caption = (
-        "Training and speed. Losses in nats per token; tokens/s over all ranks, the ratio to none "
-        "on the steps that both runs have."
-    )
+        validated = run.result.validation[-1]["step"] if run.result.validation else None
+        losses = [s.first_loss, s.last_loss, s.last_validation_loss, validated]
+        ratios = [ratio] if group.baseline else []
+        rows.append([run.label, s.steps, *losses, s.tokens_per_second, *ratios])
+    caption = "Training and speed. Losses in nats per token; tokens/s over all ranks"
+    caption += ", the ratio to none on the steps that both runs have." if group.baseline else "."
     return Table(caption, columns, rows)
 
 
