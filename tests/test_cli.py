@@ -142,7 +142,13 @@ def test_bad_placements(case, load, tmp_path, capsys):
     refused(capsys, message)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not an array", "truncated", "archive", "folder"])
+HUGE = {"descr": "<i8", "fortran_order": False, "shape": (4, 10**12)}  # 29 TiB
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"not an array", b"PK\x03\x04", "truncated", "archive", "folder", "header", "huge"],
+)
 def test_unreadable_files(content, load, tmp_path, capsys):
     path = tmp_path / "bad.npy"
     if content == "truncated":
@@ -151,6 +157,11 @@ def test_unreadable_files(content, load, tmp_path, capsys):
         np.savez(path.open("wb"), load=np.load(load))
     elif content == "folder":
         path.mkdir()
+    elif content == "header":
+        path.write_bytes(load.read_bytes().replace(b"{", b"(", 1))
+    elif content == "huge":
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, HUGE)
     elif content is not None:
         path.write_bytes(content)
     out = tmp_path / "plan.npz"
@@ -192,6 +203,18 @@ def test_a_failed_write_leaves_the_old_file(load, tmp_path, capsys, monkeypatch)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["load.npy", "plan.npz"]
 
 
+@pytest.mark.parametrize("planner", ["none", "topoep", "joint"])
+def test_prices_beyond_int64_are_refused(planner, tmp_path, capsys):
+    """2**31 - 1 assignments at the slowest rate: 4e12 picoseconds each, 1e10 s in all."""
+    np.save(tmp_path / "load.npy", np.array([[2**31 - 8] + [1] * 7], dtype=np.int64))
+    slow = tmp_path / "slow.toml"
+    rates = "flops = 1e6\nbw_far = 1e6\nbw_near = 1e6\nlat_far = 0.0\nlat_near = 0.0\nplan_us = 0.0"
+    slow.write_text(f'name = "slow"\nnodes = 1\nranks_per_node = 1\n{rates}')
+    options = {"ranks_per_node": 1, "cluster": slow, "hidden": 10**6, "planner": planner}
+    assert main(plan_command(tmp_path / "load.npy", **options)) == 2
+    refused(capsys, "cluster 'slow'; modelled times go up to 2.31e\\+06 s")
+
+
 def workload_command(tmp_path, *more):
     return [
         "workload", "--experts", "16", "--top-k", "2", "--ranks", "4", "--tokens-per-rank", "32",
@@ -214,7 +237,9 @@ def test_workload_writes_load_and_ids(kind, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kind", "skew", "--router-skew", "nan"], "--router-skew is nan"),
+        (["--kind", "skew", "--router-skew", "nan"], "router skew is nan"),
+        (["--kind", "skew", "--router-skew", "1e300"], "router skew is 1e\\+300"),
+        (["--kind", "skew", "--ranks", "1000000000", "--tokens-per-rank", "1"], "at most 65536"),
         (["--kind", "zipf", "--router-skew", "-4"], "kind zipf has none"),
         (["--kind", "skew", "--seed", "-1"], "--seed is -1"),
         (["--kind", "skew", "--top-k", "17"], "16 experts with top-k 17"),

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # room -> (what it may import besides the standard library and itself)
-COMMON = {"topoep_titan.errors", "topoep_titan.results", "numpy", "tomli"}
+COMMON = {"topoep_titan.errors", "topoep_titan.files", "topoep_titan.results", "numpy", "tomli"}
 PURE = COMMON | {"torch", "scipy", "topoep_kernels"}
 ALLOWED = {
     "topoep_titan/cluster": PURE,

@@ -4,9 +4,7 @@ Exit codes: 0 done, 2 the input is wrong (one sentence on stderr), 1 anything el
 """
 
 import argparse
-import io
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +15,9 @@ import torch
 from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
+from topoep_titan.cluster.cost_model import check_prices
 from topoep_titan.errors import InputError
+from topoep_titan.files import check_output, read_array, write_arrays
 from topoep_titan.planning import PLANNERS, check_load, check_plan, planner_named
 from topoep_titan.planning.bench import timed
 from topoep_titan.planning.bench_command import bench, bench_options
@@ -25,7 +25,6 @@ from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
 from topoep_titan.planning.sets import DISPATCHERS, check_sets, plan_sets, rows_by_link
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
-from topoep_titan.results import write_atomically
 from topoep_titan.simulator.command import simulate, simulate_options
 
 DEFAULT_CLUSTER = "h800_4x8"  # the paper's testbed
@@ -146,7 +145,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         hidden=_at_least_1("--hidden", arguments.hidden, MOST_WIDTH),
         moe_intermediate=_at_least_1("--moe-intermediate", arguments.moe_intermediate, MOST_WIDTH),
     )
-    _check_output(arguments.out, arguments.load, arguments.main, arguments.ids)
+    check_output(arguments.out, arguments.load, arguments.main, arguments.ids)
+    copies = ranks * arguments.replica_slots
+    check_prices(cluster, dims, assignments=int(load_RE.sum()), copies=copies)
     settings = {
         "main_E": main_E, "cluster": cluster, "model_dims": dims,
         "replica_slots": arguments.replica_slots,
@@ -178,14 +179,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     if rows_RX is not None:
         report |= {"dispatcher": dispatcher, "rows": rows_by_link(rows_RX, cluster, dispatcher)}
     if arguments.out:
-        buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            expert_G=plan.expert_G.numpy(),
-            assignments_RG=plan.assignments_RG.numpy(),
-            main_E=main_E.numpy(),
-        )
-        _write(arguments.out, buffer)
+        arrays = {
+            "expert_G": plan.expert_G.numpy(),
+            "assignments_RG": plan.assignments_RG.numpy(),
+            "main_E": main_E.numpy(),
+        }
+        write_arrays(arguments.out, arrays)
     print(json.dumps(report) if arguments.json else _plan_text(report, cluster))
     return 0
 
@@ -229,15 +228,13 @@ def _workload_options(command: argparse.ArgumentParser) -> None:
 def _workload(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InputError(f"--seed is {arguments.seed}; give an integer of at least 0")
-    _check_output(arguments.out)
-    _check_output(arguments.ids_out, arguments.out)
+    check_output(arguments.out)
+    check_output(arguments.ids_out, arguments.out)
     ids_RTK = _draw(arguments)
     load_RE = load_of(ids_RTK, arguments.experts)
     for path, tensor in ((arguments.ids_out, ids_RTK), (arguments.out, load_RE)):
         if path:
-            buffer = io.BytesIO()
-            np.save(buffer, tensor.numpy())
-            _write(path, buffer)
+            write_arrays(path, tensor.numpy())
             print(f"{path}: {tensor.numpy().dtype} {tuple(tensor.shape)}")
     return 0
 
@@ -247,8 +244,6 @@ def _draw(arguments: argparse.Namespace) -> Tensor:
     shape = arguments.experts, arguments.top_k, arguments.ranks, arguments.tokens_per_rank
     if kind == "skew":
         router_skew = -4.0 if router_skew is None else router_skew
-        if not math.isfinite(router_skew):
-            raise InputError(f"--router-skew is {router_skew}; give a finite number, 0 to -4")
         return skew(*shape, router_skew=router_skew, seed=seed)
     if router_skew is not None:
         raise InputError(
@@ -276,36 +271,10 @@ def _at_least_1(option: str, value: int, most: int) -> int:
 
 def _read_integers(path: Path) -> Tensor:
     """The array of a .npy file as int64. Raises InputError for anything but integers."""
-    try:
-        array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); give a .npy file"
-        ) from None
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is not a .npy file of numbers ({error})") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path} is an archive of arrays; save the one array with numpy.save")
+    array = read_array(path)
     if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
         raise InputError(f"{path} holds {array.dtype} values; save whole numbers as int64")
     return torch.from_numpy(array.astype(np.int64))
-
-
-def _check_output(path: Path | None, *others: Path | None) -> None:
-    """Before the work is done: a result must have a place to go, and overwrite no other file of
-    the command."""
-    if path and (path.is_dir() or not path.parent.is_dir()):
-        reason = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise InputError(f"output {path} {reason}; give a file in an existing folder")
-    if path and any(other and path.resolve() == other.resolve() for other in others):
-        raise InputError(f"output {path} is another file of this command; give another path")
-
-
-def _write(path: Path, buffer: io.BytesIO) -> None:
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror})") from None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """``topoep simulate``: what it prints, a recorded trace against its draw, and what it refuses."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ def test_a_trace_replays_as_the_draw_that_it_recorded(capsys, tmp_path):
     drawn = rows(capsys, "--planner", "joint", "--tokens-per-rank", "64", "--seed", "5",
                  "--router-skew", "-2")  # fmt: skip
     assert recorded == drawn
+    assert main([*DEBUG, "--planner", "none", "--trace", str(tmp_path)]) == 0
+    assert "does not say how many ranks shared a node" in capsys.readouterr().err
     # Two microbatches of half the tokens are planned each by itself.
     np.savez(tmp_path / "step-000001.npz", ids=ids, microbatch_tokens=np.array([32, 32]))
     assert rows(capsys, "--planner", "joint", "--trace", str(tmp_path)) != recorded
@@ -78,9 +81,63 @@ def test_results_are_what_was_printed_and_a_report_overlays_them(capsys, tmp_pat
     assert found[1]["compared_with_none"]["speed_ratio"] == pytest.approx(ratio)
 
 
+def test_a_trace_keeps_its_nodes(capsys, tmp_path):
+    """Uniform routing: of 4 ranks in nodes of 2, half of the assignments leave the node."""
+    ids = np.stack([skew(32, 4, 4, 64, router_skew=0.0, seed=s).numpy() for s in range(4)])
+    np.savez(tmp_path / "step-000001.npz", ids=ids, ranks_per_node=2)
+    trace = [*DEBUG, "--planner", "none", "--trace", str(tmp_path)]
+    for options, nodes, far in (
+        (["--json"], 2, 0.5),
+        (["--ranks-per-node", "1", "--json"], 4, 0.75),
+    ):
+        assert main([*trace, *options]) == 0
+        captured = capsys.readouterr()
+        report = json.loads(captured.out.splitlines()[-1])
+        assert report["nodes"] == nodes
+        assert report["rows"][0]["inter_node_fraction"] == pytest.approx(far, abs=0.05)
+        assert captured.err == ""
+
+
+GOOD_IDS = np.stack([skew(32, 4, 4, 8, router_skew=0.0, seed=s).numpy() for s in range(4)])
+BAD_TRACES = {
+    "empty file": (b"", "is not a trace"),
+    "no archive": (b"PK\x03\x04 and no more", "is not a trace"),
+    "an array": (GOOD_IDS, "it is one array"),
+    "no ids": ({"load": GOOD_IDS}, "is not a trace .*ids"),
+    "float ids": ({"ids": GOOD_IDS.astype(float)}, "holds float64"),
+    "twice": ({"ids": np.zeros_like(GOOD_IDS)}, r"chose an expert twice: \[0, 0, 0, 0\]"),
+    "layers": ({"ids": GOOD_IDS[:2]}, "holds 2 layers of top-4 .* the model has 4 layers"),
+    "3 ranks": ({"ids": GOOD_IDS[:, :3]}, "3 ranks do not divide 32 experts"),
+    "no token": ({"ids": GOOD_IDS[:, :, :0]}, "at least one token"),
+    "more cut": (
+        {"ids": GOOD_IDS, "microbatch_tokens": [8, 8]},
+        "16 tokens a rank, the ids 8",
+    ),
+    "no cut": ({"ids": GOOD_IDS, "microbatch_tokens": []}, "must be counts"),
+    "nodes of 3": ({"ids": GOOD_IDS, "ranks_per_node": 3}, "do not fill nodes of"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRACES)
+def test_a_damaged_trace_is_one_message(capsys, tmp_path, case):
+    content, message = BAD_TRACES[case]
+    with (tmp_path / "step-000001.npz").open("wb") as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        elif isinstance(content, dict):
+            np.savez(file, **content)
+        else:
+            np.save(file, content)
+    assert main([*DEBUG, "--planner", "none", "--trace", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert re.search(message, captured.err), captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--planner", "none", "--router-skew", "nan"], "router skew is nan"),
         (["--planner", "magic"], "unknown planner 'magic'"),
         (["--planner", "none", "--ranks", "5"], "5 ranks do not divide the 32 experts"),
         (["--planner", "none", "--trace", "nowhere"], "no trace in nowhere"),

@@ -14,7 +14,8 @@ EP2 = ["--parallelism.expert-parallel-degree", "2", "--training.steps", "2"]
 @pytest.mark.parametrize(
     ("world", "settings", "microbatches"),
     [
-        (4, ["--training.local-batch-size", "2"], [128]),  # two groups: the first one is kept
+        (4, ["--training.local-batch-size", "2", "--topoep.ranks-per-node", "1"],
+         [128]),  # two groups: the first one is kept
         (4, ["--training.local-batch-size", "4", "--parallelism.pipeline-parallel-degree", "2"],
          [64, 64, 64, 64]),  # each stage has one of the layers
     ],
@@ -29,8 +30,10 @@ def test_trace_holds_what_was_planned(trainers, folder, world, settings, microba
     for step, trace in zip(steps, traces):
         with np.load(trace) as arrays:
             ids, tokens = arrays["ids"], arrays["microbatch_tokens"].tolist()
+            per_node = int(arrays["ranks_per_node"])
         assert (ids.dtype, ids.shape) == (np.int16, (2, 2, sum(microbatches), 2))
         assert tokens == microbatches
+        assert per_node == (1 if "--topoep.ranks-per-node" in settings else 2)
         assert ids.min() >= 0
         assert ids.max() < 8
         assert (ids[..., 0] != ids[..., 1]).all()

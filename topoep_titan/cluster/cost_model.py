@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from topoep_titan.cluster.topology import Cluster
+from topoep_titan.errors import InputError
 
 PICOSECONDS = 1e12
+MOST_PICOSECONDS = 2**61  # 27 days: sums of two stay inside int64
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,23 @@ def unit_costs(cluster: Cluster, dims: ModelDims) -> UnitCosts:
         copy_near=round(dims.expert_bytes / cluster.bw_near * PICOSECONDS),
         plan=round(cluster.plan_us * 1e6),
     )
+
+
+def check_prices(cluster: Cluster, dims: ModelDims, *, assignments: int, copies: int) -> None:
+    """Raise InputError where the dearest plan of so many assignments and copies may leave int64.
+
+    The planners add up prices of both ends of a token's way and a weighted compute term.
+    """
+    costs = unit_costs(cluster, dims)
+    token = costs.assignment + 2 * (costs.token_far + costs.token_near) + 2 * dims.token_bytes
+    copy = costs.copy_far + costs.copy_near + dims.expert_bytes
+    dearest = max(token * (assignments + 100), copy * max(1, copies), costs.plan)
+    if dearest > MOST_PICOSECONDS:
+        raise InputError(
+            f"{assignments} assignments of width {dims.hidden} x {dims.moe_intermediate} may take "
+            f"{dearest / PICOSECONDS:.3g} s on cluster {cluster.name!r}; modelled times go up to "
+            f"{MOST_PICOSECONDS / PICOSECONDS:.3g} s: raise its rates, or plan fewer assignments"
+        )
 
 
 def copies_between(expert_G: Tensor, main_E: Tensor, ranks: int) -> Tensor:

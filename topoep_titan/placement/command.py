@@ -7,26 +7,28 @@ Letters: L layers, R ranks of a trace, T tokens, K top-k, E experts.
 """
 
 import argparse
-import io
 import json
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from topoep_titan.errors import InputError
+from topoep_titan.files import check_output, read_archive, read_array, write_arrays
 from topoep_titan.placement.native import place
 from topoep_titan.placement.quality import PlacementQuality, placement_quality
 from topoep_titan.planning.coupled import PRESETS, coupled
-from topoep_titan.planning.plan import contiguous_mains
-from topoep_titan.results import write_atomically
+from topoep_titan.planning.plan import check_mains, contiguous_mains
+from topoep_titan.planning.recorded import MOST_EXPERTS, check_routing, read_step, step_files
 
-TOKENS, LAYERS = 8192, 1  # of a preset's draw
+TOKENS, LAYERS = 8192, 1
+MOST_TOKENS, MOST_LAYERS = 2**20, 2**10  # a million tokens already take the solver minutes a layer
+SILENT_SECONDS = 3.0  # before progress is shown
 
 
 def add_commands(placement: argparse.ArgumentParser) -> None:
@@ -42,14 +44,15 @@ def add_commands(placement: argparse.ArgumentParser) -> None:
         source.add_argument("--trace", type=Path, help="trace/ of a run, or one step-*.npz of it")
         source.add_argument("--ids", type=Path, help=".npy of expert ids (..., tokens, top-k)")
         source.add_argument("--preset", choices=list(PRESETS), help="drawn routing")
-        add("--tokens", type=int, default=TOKENS, help="of a preset (default: %(default)s)")
+        add("--tokens", type=int, default=TOKENS,
+            help="of a preset, and of fit's sample (default: %(default)s)")  # fmt: skip
         add("--layers", type=int, default=LAYERS, help="of a preset (default: %(default)s)")
         add("--seed", type=int, default=0, help="of a preset's draw and of the solver")
         add("--json", action="store_true", help="print one JSON object")
         if name == "fit":
             add("--experts", type=int, help="default: the preset's, or the highest id and one")
             add("--ranks", type=int, required=True)
-            add("--ranks-per-node", type=int, help="default: all ranks in one node")
+            add("--ranks-per-node", type=int, help="default: the trace's, else all in one node")
             add("--node-weight", type=int, default=4, help="rows of a node (default: %(default)s)")
             add("--balance-weight", type=int, default=200, help="per cent (default: %(default)s)")
             add("--out", type=Path, required=True, help="write main_LE and the group to this .npz")
@@ -59,44 +62,64 @@ def add_commands(placement: argparse.ArgumentParser) -> None:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    ids_LTK = read_ids(arguments)
+    check_output(arguments.out, arguments.trace, arguments.ids)
+    routing = read_routing(arguments)
+    ids_LTK, highest = routing.ids_LTK, int(routing.ids_LTK.max())
     experts = arguments.experts
     if experts is None:
         preset = PRESETS.get(arguments.preset)
-        experts = preset.experts if preset else int(ids_LTK.max()) + 1
-    ranks, per_node = arguments.ranks, arguments.ranks_per_node or arguments.ranks
-    if arguments.out.is_dir() or not arguments.out.parent.is_dir():
-        raise InputError(f"output {arguments.out}: give a file in an existing folder")
-    started = time.perf_counter()
-    main_LE = torch.stack(
-        [
+        experts = preset.experts if preset else highest + 1
+    if not highest < experts <= MOST_EXPERTS:
+        raise InputError(
+            f"{experts} experts; the ids go up to {highest}, and a placement has at most "
+            f"{MOST_EXPERTS}"
+        )
+    ranks = arguments.ranks
+    per_node = arguments.ranks_per_node
+    if per_node is None:
+        per_node = min(ranks, routing.ranks_per_node or ranks)
+    sample_LTK = _sample(ids_LTK, arguments.tokens, arguments.seed)
+    started, shown, mains = time.perf_counter(), False, []
+    for layer, (sample_TK, ids_TK) in enumerate(zip(sample_LTK, ids_LTK)):
+        if time.perf_counter() - started > SILENT_SECONDS:
+            shown = True
+            print(f"\r{layer} of {len(ids_LTK)} layers", end="", file=sys.stderr, flush=True)
+        mains.append(
             place(
-                ids_TK, experts=experts, ranks=ranks, ranks_per_node=per_node,
+                sample_TK, experts=experts, ranks=ranks, ranks_per_node=per_node,
+                load_E=torch.bincount(ids_TK.flatten().long(), minlength=experts),
                 node_weight=arguments.node_weight, balance_weight=arguments.balance_weight,
                 seed=arguments.seed,
             )
-            for ids_TK in ids_LTK
-        ]
-    )  # fmt: skip
-    seconds = time.perf_counter() - started
-    buffer = io.BytesIO()
-    np.savez(buffer, main_LE=main_LE.numpy(), ranks=ranks, ranks_per_node=per_node)
-    write_atomically(arguments.out, buffer.getvalue())
-    _report(arguments, ids_LTK, main_LE, ranks, per_node, {"solver_seconds": seconds})
+        )  # fmt: skip
+    if shown:
+        print(f"\r{len(mains)} of {len(mains)} layers", file=sys.stderr)
+    seconds, main_LE = time.perf_counter() - started, torch.stack(mains)
+    arrays = {"ranks": np.array(ranks), "ranks_per_node": np.array(per_node)}
+    write_arrays(arguments.out, {"main_LE": main_LE.numpy(), **arrays})
+    if arguments.trace and arguments.ranks_per_node is None and routing.ranks_per_node is None:
+        print(
+            f"topoep: the trace does not say how many ranks shared a node; taking one node of "
+            f"{ranks} (--ranks-per-node says otherwise)",
+            file=sys.stderr,
+        )
+    more = {"fitted_tokens": sample_LTK.shape[1], "solver_seconds": seconds}
+    _report(arguments, ids_LTK, main_LE, ranks, per_node, more)
     return 0
 
 
+def _sample(ids_LTK: Tensor, tokens: int, seed: int) -> Tensor:
+    """Random tokens, the same in every layer: the solver's time grows with them, and a few
+    thousand of many steps and documents tell as much."""
+    if ids_LTK.shape[1] <= tokens:
+        return ids_LTK
+    taken = torch.randperm(ids_LTK.shape[1], generator=torch.Generator().manual_seed(seed))
+    return ids_LTK[:, taken[:tokens].sort().values]
+
+
 def _evaluate(arguments: argparse.Namespace) -> int:
-    try:
-        with np.load(arguments.placement, allow_pickle=False) as archive:
-            main_LE = torch.from_numpy(archive["main_LE"].astype(np.int64))
-            ranks, per_node = int(archive["ranks"]), int(archive["ranks_per_node"])
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise InputError(
-            f"{arguments.placement} is no placement ({error}); give a file that "
-            "`topoep placement fit` wrote"
-        ) from None
-    ids_LTK = read_ids(arguments)
+    main_LE, ranks, per_node = read_placement(arguments.placement)
+    ids_LTK = read_routing(arguments).ids_LTK
     if len(main_LE) != len(ids_LTK):
         raise InputError(
             f"{arguments.placement} places {len(main_LE)} layers, the routing has {len(ids_LTK)}; "
@@ -106,47 +129,65 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_ids(arguments: argparse.Namespace) -> Tensor:
-    """int16 (L, T, K) of whichever source is named. Raises InputError when it cannot be read."""
+def read_placement(path: Path) -> tuple[Tensor, int, int]:
+    """int64 main_LE (L, E), ranks and ranks per node. Raises InputError for no placement."""
+    remedy = "give a file that `topoep placement fit` wrote"
+    keys = ("main_LE", "ranks", "ranks_per_node")
+    found = read_archive(path, keys, of="a placement", remedy=remedy)
+    whole = all(array.dtype.kind in "iu" for array in found.values())
+    if not whole or [found[key].ndim for key in keys] != [2, 0, 0] or not found["main_LE"].size:
+        raise InputError(f"{path} is not a placement (shapes or types); {remedy}")
+    main_LE = torch.from_numpy(found["main_LE"].astype(np.int64))
+    ranks, per_node = int(found["ranks"]), int(found["ranks_per_node"])
+    experts = main_LE.shape[1]
+    if ranks < 1 or experts % ranks or per_node < 1 or ranks % per_node:
+        raise InputError(
+            f"{path} is not a placement ({experts} experts on {ranks} ranks in nodes of "
+            f"{per_node}); {remedy}"
+        )
+    for main_E in main_LE:
+        check_mains(main_E, ranks, experts)
+    return main_LE, ranks, per_node
+
+
+@dataclass(frozen=True)
+class Routing:
+    ids_LTK: Tensor  # int16
+    ranks_per_node: int | None = None  # of the run that recorded it, where it is known
+
+
+def read_routing(arguments: argparse.Namespace) -> Routing:
+    """Of whichever source is named. Raises InputError when it cannot be read."""
+    for name, most in (("tokens", MOST_TOKENS), ("layers", MOST_LAYERS)):
+        if not 1 <= getattr(arguments, name) <= most:
+            given = getattr(arguments, name)
+            raise InputError(f"--{name} is {given}; give an integer from 1 to {most}")
+    if not 0 <= arguments.seed < 2**63:
+        raise InputError(f"--seed is {arguments.seed}; give an integer from 0 to 2**63 - 1")
     if arguments.preset:
-        for name in ("tokens", "layers"):
-            if getattr(arguments, name) < 1:
-                raise InputError(f"--{name} is {getattr(arguments, name)}; give at least 1")
-        if arguments.seed < 0:
-            raise InputError(f"--seed is {arguments.seed}; give 0 or more")
-        return coupled(
+        drawn = coupled(
             PRESETS[arguments.preset],
             layers=arguments.layers,
             tokens=arguments.tokens,
             seed=arguments.seed,
         )
+        return Routing(drawn)
     if arguments.ids:
-        ids = _load(arguments.ids, None)
-        if ids.ndim < 2:
-            raise InputError(f"{arguments.ids} has shape {ids.shape}; give (..., tokens, top-k)")
-        return torch.from_numpy(ids.reshape(1, -1, ids.shape[-1]))
-    files = sorted(arguments.trace.glob("step-*.npz")) if arguments.trace.is_dir() else []
-    files = files or [arguments.trace]
-    steps = [_load(file, "ids") for file in files]
-    if any(step.ndim != 4 or step.shape[0] != steps[0].shape[0] for step in steps):
-        raise InputError(f"{arguments.trace}: ids must be (layers, ranks, tokens, top-k)")
-    return torch.from_numpy(
-        np.concatenate([ids.reshape(len(ids), -1, ids.shape[-1]) for ids in steps], axis=1)
-    )
-
-
-def _load(path: Path, key: str | None) -> np.ndarray:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        array = loaded if key is None else loaded[key]
-    except (OSError, ValueError, EOFError, KeyError, IndexError, BadZipFile) as error:
-        raise InputError(
-            f"{path} holds no expert ids ({error}); record them with topoep.record_trace = true, "
-            "or draw them with `topoep workload --ids-out`"
-        ) from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind != "i":
-        raise InputError(f"{path} holds no array of signed integers")
-    return array
+        ids = read_array(arguments.ids, "draw expert ids with `topoep workload --ids-out`")
+        check_routing(ids, arguments.ids)
+        return Routing(torch.from_numpy(ids.reshape(1, -1, ids.shape[-1]).astype(np.int16)))
+    files = step_files(arguments.trace)
+    steps = [read_step(file) for file in files]
+    shapes = [(len(step.ids_LRTK), step.ids_LRTK.shape[3], step.ranks_per_node) for step in steps]
+    for file, shape in zip(files, shapes):
+        if shape != shapes[0]:
+            raise InputError(
+                f"{file}: layers, top-k and ranks per node are {shape}, {shapes[0]} in the first "
+                "step; give the steps of one run"
+            )
+    layers, top_k, per_node = shapes[0]
+    parts = [step.ids_LRTK.reshape(layers, -1, top_k).astype(np.int16) for step in steps]
+    return Routing(torch.from_numpy(np.concatenate(parts, axis=1)), per_node)
 
 
 def _report(
@@ -177,4 +218,4 @@ def _report(
     for key, value in found["contiguous"].items():
         print(f"{key:22}{value:12.3f}{found['placed'][key]:12.3f}")
     for key, value in more.items():
-        print(f"{key:22}{'':12}{value:12.3f}")
+        print(f"{key:22}{'':12}{value:12{',.3f' if isinstance(value, float) else ',d'}}")

@@ -28,6 +28,7 @@ from torch import Tensor
 from topoep_titan.errors import InputError
 
 BLOCK = 16384  # tokens whose logits are in memory at once
+MOST_DRAWN = 2**33  # logits of one draw: minutes
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def coupled(
     ``world_seed`` fixes communities, cores and popularities, ``seed`` draws the tokens: two seeds
     are two samples of one router.
     """
+    check_draw(layers, tokens, coupling.experts)
     world = _World(coupling, layers, np.random.default_rng(world_seed))
     rng = np.random.default_rng([seed, 7])
     documents = -(-tokens // coupling.document)
@@ -133,6 +135,15 @@ def coupled(
             block = slice(start, start + BLOCK)
             ids_LTK[layer, block] = world.route(layer, type_T[block], structured_T[block], rng)
     return torch.from_numpy(ids_LTK)
+
+
+def check_draw(layers: int, tokens: int, experts: int) -> None:
+    """Raise InputError for a draw that would take hours."""
+    if layers * tokens * experts > MOST_DRAWN:
+        raise InputError(
+            f"{layers} layers of {tokens} tokens with {experts} experts are too many to draw; "
+            f"layers x tokens x experts go up to {MOST_DRAWN}"
+        )
 
 
 class _World:

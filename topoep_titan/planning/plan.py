@@ -89,10 +89,11 @@ def check_load(load_RE: Tensor, main_E: Tensor | None, replica_slots: int) -> No
     if isinstance(replica_slots, bool) or not isinstance(replica_slots, int) or replica_slots < 0:
         raise InputError(f"replica_slots is {replica_slots!r}; give an integer of at least 0")
     if main_E is not None:
-        _check_mains(main_E, ranks, experts)
+        check_mains(main_E, ranks, experts)
 
 
-def _check_mains(main_E: Tensor, ranks: int, experts: int) -> None:
+def check_mains(main_E: Tensor, ranks: int, experts: int) -> None:
+    """Raise InputError unless ``main_E`` puts exactly E/R experts on each rank."""
     if main_E.shape != (experts,) or main_E.dtype not in (torch.int32, torch.int64):
         raise InputError(
             f"main must hold one integer rank for each of the {experts} experts, got shape "

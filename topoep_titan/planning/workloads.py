@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from topoep_titan.errors import InputError
-from topoep_titan.planning.coupled import coupled, coupling_for
+from topoep_titan.planning.coupled import check_draw, coupled, coupling_for
 from topoep_titan.planning.plan import MAX_ASSIGNMENTS
 
 MOST_LOGITS = 2**29  # of one rank, drawn at once
+MOST_RANKS = 2**16
+MOST_SKEW = 1000.0  # far above, float32 logits overflow
 
 
 def skew(
@@ -23,6 +25,11 @@ def skew(
     the paper's most skewed one (section 6.4). Ids are ordered by falling logit.
     """
     _check(experts, top_k, ranks, tokens)
+    if not abs(router_skew) <= MOST_SKEW:
+        raise InputError(
+            f"router skew is {router_skew:g}; give a number from -{MOST_SKEW:g} to {MOST_SKEW:g}, "
+            "usually 0 to -4"
+        )
     rng = np.random.default_rng(seed)
     bias_E = np.zeros(experts, dtype=np.float32)
     if router_skew:
@@ -82,6 +89,9 @@ def _check(experts: int, top_k: int, ranks: int, tokens: int) -> None:
             f"{tokens} tokens per rank are too many to draw; at most {MOST_LOGITS // experts} with "
             f"{experts} experts, and {MAX_ASSIGNMENTS} assignments in all"
         )
+    if ranks > MOST_RANKS:
+        raise InputError(f"ranks is {ranks}; a workload has at most {MOST_RANKS}")
+    check_draw(1, ranks * tokens, experts)
     if not top_k <= experts <= 2**15:  # ids are int16, as in recorded traces
         raise InputError(
             f"{experts} experts with top-k {top_k}; give at least top-k and at most {2**15} experts"

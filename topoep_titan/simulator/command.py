@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from topoep_titan.cluster import Cluster, load_cluster
+from topoep_titan.cluster.cost_model import check_prices
 from topoep_titan.errors import InputError
 from topoep_titan.results import write_result
 from topoep_titan.simulator.calibration import Backends, backends
@@ -44,6 +45,7 @@ def simulate_options(command: argparse.ArgumentParser) -> None:
     add("--model", required=True, help=f"one of: {', '.join(MODELS)}")
     add("--planner", required=True, help=f"one or more, by commas, of: {', '.join(CONTESTANTS)}")
     add("--ranks", type=int, help="expert-parallel ranks (default: the paper's, or the trace's)")
+    add("--ranks-per-node", type=int, help="default: the trace's, else the cluster's")
     add("--replica-slots", type=int, default=2, help="a rank (default: %(default)s)")
     add("--workload", choices=("skew", "zipf", "coupled"), help="default: skew")
     add("--router-skew", type=float, default=-4.0, help="of skew (default: %(default)s)")
@@ -79,7 +81,12 @@ def simulate(arguments: argparse.Namespace) -> int:
     rest = _paper_step(arguments, model) if arguments.paper_step else 0.0
     chosen = backends(arguments.calibration)
     microbatches = list(_progress(_microbatches(arguments, model), "microbatches"))
-    cluster = load_cluster(arguments.cluster).resized(microbatches[0].load_LRE[0].shape[0])
+    cluster = _cluster(arguments, microbatches[0])
+    for microbatch in microbatches:
+        check_prices(
+            cluster, model.dims, assignments=microbatch.tokens * cluster.ranks * model.top_k,
+            copies=cluster.ranks * arguments.replica_slots,
+        )  # fmt: skip
     results = [
         replay(
             microbatches, planner=planner, model=model, cluster=cluster, backends=chosen,
@@ -128,7 +135,9 @@ def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Micro
     if arguments.trace:
         if arguments.workload or arguments.ranks:
             raise InputError("--trace has its own routing and ranks; leave out --workload, --ranks")
-        yield from recorded(arguments.trace, model.experts)
+        yield from recorded(
+            arguments.trace, layers=model.moe_layers, experts=model.experts, top_k=model.top_k
+        )
         return
     if arguments.paper_step:
         yield from (skewed(model, arguments.router_skew, seed) for seed in matched_seeds(model))
@@ -144,6 +153,21 @@ def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Micro
         top_k=model.top_k, ranks=ranks, tokens=arguments.tokens_per_rank, seed=arguments.seed,
         router_skew=arguments.router_skew,
     )  # fmt: skip
+
+
+def _cluster(arguments: argparse.Namespace, first: Microbatch) -> Cluster:
+    """The named links for the group of the routing, in nodes as asked for, or as recorded."""
+    ranks, per_node = len(first.load_LRE[0]), arguments.ranks_per_node
+    if per_node is not None and not 1 <= per_node <= ranks:
+        raise InputError(f"--ranks-per-node is {per_node}; give an integer from 1 to {ranks}")
+    cluster = load_cluster(arguments.cluster).resized(ranks, per_node or first.ranks_per_node)
+    if arguments.trace and not (per_node or first.ranks_per_node):
+        print(
+            f"topoep: the trace does not say how many ranks shared a node; taking "
+            f"{cluster.ranks_per_node} of {ranks} (--ranks-per-node says otherwise)",
+            file=sys.stderr,
+        )
+    return cluster
 
 
 def _write(

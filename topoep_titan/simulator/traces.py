@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from topoep_titan.errors import InputError
 from topoep_titan.planning.coupled import coupled, coupling_for
+from topoep_titan.planning.recorded import read_step, step_files
 from topoep_titan.planning.workloads import load_of, skew, zipf
 
 
@@ -22,6 +22,7 @@ class Microbatch:
 
     ids_LRTK: list[Tensor]
     load_LRE: list[Tensor]
+    ranks_per_node: int | None = None  # of the recording run, where it is known
 
     @property
     def tokens(self) -> int:
@@ -58,31 +59,35 @@ def synthetic(
     return Microbatch(ids, [load_of(layer, experts) for layer in ids])
 
 
-def recorded(folder: Path, experts: int) -> Iterator[Microbatch]:
-    """The microbatches of ``folder/step-*.npz`` in order, as a training run with
-    ``[topoep] record_trace`` wrote them (``ids`` int16 (L, R, T, K), ``microbatch_tokens``).
+def recorded(trace: Path, *, layers: int, experts: int, top_k: int) -> Iterator[Microbatch]:
+    """The microbatches of ``trace/step-*.npz`` in order, as a training run with
+    ``[topoep] record_trace`` wrote them.
 
-    Raises InputError for a folder without a trace, a file that is none, and ids of other experts.
+    Raises InputError for a folder without a trace, a file that is none, routing of another model,
+    and ranks that do not divide its experts.
     """
-    paths = sorted(Path(folder).glob("step-*.npz"))
-    if not paths:
-        raise InputError(
-            f"no trace in {folder} (step-*.npz); train with topoep.record_trace = true and give "
-            "outputs/NAME/trace"
-        )
-    for path in paths:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                ids, cuts = file["ids"], file["microbatch_tokens"]
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{path} is not a trace ({error}); record it again") from None
-        if ids.ndim != 4 or int(ids.max(initial=-1)) >= experts or int(ids.min(initial=0)) < 0:
+    shape = None
+    for path in step_files(trace):
+        step = read_step(path)
+        ids_LRTK, highest = step.ids_LRTK, int(step.ids_LRTK.max())
+        found = ids_LRTK.shape[0], ids_LRTK.shape[3]
+        if found != (layers, top_k) or highest >= experts:
             raise InputError(
-                f"{path} holds ids of shape {ids.shape} from {ids.min(initial=0)} to "
-                f"{ids.max(initial=0)}; expected (layers, ranks, tokens, top-k) below {experts}"
+                f"{path} holds {found[0]} layers of top-{found[1]} with ids up to {highest}; the "
+                f"model has {layers} layers of top-{top_k} with {experts} experts"
+            )
+        if experts % ids_LRTK.shape[1]:
+            raise InputError(f"{path}: {ids_LRTK.shape[1]} ranks do not divide {experts} experts")
+        group = ids_LRTK.shape[1], step.ranks_per_node
+        shape = shape or group
+        if group != shape:
+            raise InputError(
+                f"{path}: ranks and ranks per node are {group}, {shape} in the first step; "
+                "replay the steps of one run"
             )
         start = 0
-        for tokens in cuts.tolist():
-            part = torch.from_numpy(np.ascontiguousarray(ids[:, :, start : start + tokens]))
-            yield Microbatch(list(part), [load_of(layer, experts) for layer in part])
+        for tokens in step.microbatch_tokens:
+            part = torch.from_numpy(ids_LRTK[:, :, start : start + tokens].astype("int16"))
+            load_LRE = [load_of(layer, experts) for layer in part]
+            yield Microbatch(list(part), load_LRE, step.ranks_per_node)
             start += tokens

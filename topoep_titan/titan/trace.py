@@ -2,7 +2,8 @@
 
 ``trace/step-%06d.npz`` holds ``ids``, int16 (layers, R, T, K): the experts of each token of each
 rank of one expert-parallel group, the first one, over all MoE layers in the model's order; and
-``microbatch_tokens``, how T divides into microbatches, since each microbatch is planned by itself.
+``microbatch_tokens``, how T divides into microbatches, since each microbatch is planned by itself;
+and ``ranks_per_node``, of the group's NVLink domains.
 """
 
 import os
@@ -27,7 +28,10 @@ def write_trace(
     learns its shapes from a run of its own before the first microbatch: left out.
     """
     layers = _drain(model_parts, microbatches)
-    table = {number: (ranks, [tuple(t.shape) for t in traced]) for number, ranks, traced in layers}
+    table = {
+        number: (ranks, [tuple(t.shape) for t in traced], per_node)
+        for number, ranks, traced, per_node in layers
+    }
     tables: list[dict] = [{}] * dist.get_world_size()
     dist.all_gather_object(tables, table)
     # Every data-parallel replica has a group for each layer; pipeline stages have other layers.
@@ -35,26 +39,30 @@ def write_trace(
         number: min(t[number] for t in tables if number in t)
         for number in sorted(set().union(*tables))
     }
-    mine = {number: torch.cat(traced) for number, _, traced in layers}
+    mine = {number: torch.cat(traced) for number, _, traced, _ in layers}
     me = dist.get_rank()
     stacked = []
-    for number, (ranks, shapes) in first.items():
+    for number, (ranks, shapes, _) in first.items():
         if me == 0:
             stacked.append([_receive(rank, mine.get(number), shapes) for rank in ranks])
         elif me in ranks:
             dist.send(mine[number].view(torch.uint8), 0)  # NCCL has no int16
     if me == 0:
         ids = np.stack([np.stack([part.cpu().numpy() for part in parts]) for parts in stacked])
-        _, shapes = next(iter(first.values()))
+        _, shapes, ranks_per_node = next(iter(first.values()))
         path = folder / "trace" / f"step-{step:06d}.npz"
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f".{os.getpid()}.npz")
-        np.savez(temporary, ids=ids, microbatch_tokens=np.array([t for t, _ in shapes]))
+        tokens = np.array([t for t, _ in shapes])
+        np.savez(temporary, ids=ids, microbatch_tokens=tokens, ranks_per_node=ranks_per_node)
         temporary.replace(path)
 
 
-def _drain(model_parts: list[nn.Module], last: int) -> list[tuple[int, list[int], list[Tensor]]]:
-    """(layer number, global ranks of its expert-parallel group, traced ids) of each layer here."""
+def _drain(
+    model_parts: list[nn.Module], last: int
+) -> list[tuple[int, list[int], list[Tensor], int]]:
+    """(layer number, global ranks of its expert-parallel group, traced ids, ranks of a node) of
+    each layer here."""
     layers = []
     for part in model_parts:
         for name, module in part.named_modules():
@@ -65,7 +73,8 @@ def _drain(model_parts: list[nn.Module], last: int) -> list[tuple[int, list[int]
                     if module.group is not None
                     else [dist.get_rank()]
                 )
-                layers.append((number, ranks, module.trace[-last:]))
+                traced, per_node = module.trace[-last:], module.cluster.ranks_per_node
+                layers.append((number, ranks, traced, per_node))
                 module.trace = []
     return layers
 
