@@ -60,7 +60,8 @@ def prepare(options: argparse.Namespace, arguments: list[str], *, first: bool):
     Raises InputError for everything that is wrong.
     """
     config = load_job(options.recipe, arguments)
-    world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or config.nproc
+    asked = config.nproc if options.nproc is None else options.nproc
+    world = int(os.environ.get("WORLD_SIZE", asked))
     config.nproc = world  # part of what a run is: another number of ranks is another run
     folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
     table = resolved_table(config)
@@ -79,10 +80,11 @@ def prepare(options: argparse.Namespace, arguments: list[str], *, first: bool):
 
 def describe(state: str, config, folder: Path) -> str:
     """What training does with ``folder``. Raises InputError when no checkpoint there is whole."""
-    if state == "new":
-        return "will be made"
     if state == "finished":
         return "is finished (its result.json stays)"
+    wanted = config.checkpoint.enable and config.checkpoint.load_step != -1
+    if state == "new" and not wanted:
+        return "will be made"
     if not config.checkpoint.enable:
         return "was interrupted and starts again from step 1 (checkpoint.enable is false)"
     found = resume_from(folder / config.checkpoint.folder, config.checkpoint.load_step)

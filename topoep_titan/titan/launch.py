@@ -27,7 +27,7 @@ def launch(command: list[str], folder: Path, *, nproc: int, steps: int) -> int:
     """Run ``command`` (a program and its arguments) on ``nproc`` ranks until it has made ``steps``.
 
     The exit code: 0; 2 when a rank refuses its input; 130 when interrupted; 1 for all else.
-    Raises InputError when the machine has fewer devices than ranks.
+    Raises InputError when the machine has fewer devices than ranks, or ``folder`` cannot be made.
     """
     if not on_cpu() and nproc > torch.accelerator.device_count():
         raise InputError(
@@ -37,9 +37,13 @@ def launch(command: list[str], folder: Path, *, nproc: int, steps: int) -> int:
         )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc-per-node", str(nproc), *command]
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
-    began = log.stat().st_size if log.exists() else 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        raise InputError(f"{log} cannot be written ({error.strerror})") from None
+    began = log.stat().st_size
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with log.open("ab") as file:
         process = subprocess.Popen(
