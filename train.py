@@ -24,7 +24,7 @@ from data.tasks import die_with_parent
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
-from topoep_titan.titan.launch import launch
+from topoep_titan.titan.launch import launch, leave
 from topoep_titan.titan.resume import resume_from
 from topoep_titan.titan.run_folder import RESULT, open_run, run_folder, run_state
 
@@ -126,4 +126,7 @@ def train(config) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "RANK" in os.environ:
+        leave(code)
+    sys.exit(code)
