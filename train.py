@@ -24,7 +24,7 @@ from data.tasks import die_with_parent
 from topoep_titan.errors import InputError
 from topoep_titan.titan.checks import check_job
 from topoep_titan.titan.job import complete, load_job, resolved_table
-from topoep_titan.titan.launch import launch
+from topoep_titan.titan.launch import launch, leave
 from topoep_titan.titan.layout import check_layout
 from topoep_titan.titan.memory import memory_of_ranks
 from topoep_titan.titan.resume import resume_from
@@ -63,7 +63,8 @@ def prepare(options: argparse.Namespace, arguments: list[str], *, first: bool):
     """
     config = load_job(options.recipe, arguments)
     wanted = config.nproc
-    world = int(os.environ.get("WORLD_SIZE", 0)) or options.nproc or wanted
+    asked = wanted if options.nproc is None else options.nproc
+    world = int(os.environ.get("WORLD_SIZE", asked))
     config.nproc = world  # part of what a run is: another number of ranks is another run
     folder = run_folder(Path(config.dump_folder), options.name or config.recipe)
     table = resolved_table(config)
@@ -87,10 +88,11 @@ def prepare(options: argparse.Namespace, arguments: list[str], *, first: bool):
 
 def describe(state: str, config, folder: Path) -> str:
     """What training does with ``folder``. Raises InputError when no checkpoint there is whole."""
-    if state == "new":
-        return "will be made"
     if state == "finished":
         return "is finished (its result.json stays)"
+    wanted = config.checkpoint.enable and config.checkpoint.load_step != -1
+    if state == "new" and not wanted:
+        return "will be made"
     if not config.checkpoint.enable:
         return "was interrupted and starts again from step 1 (checkpoint.enable is false)"
     found = resume_from(folder / config.checkpoint.folder, config.checkpoint.load_step)
@@ -147,4 +149,7 @@ def train(config) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "RANK" in os.environ:
+        leave(code)
+    sys.exit(code)

@@ -127,7 +127,9 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{path} has format {found!r}, this program reads {FORMAT}; {rebuild(directory)}"
             )
         shards = [_typed(Shard(**shard)) for shard in table["shards"]]
-        return _typed(Manifest(**{**table, "shards": shards}))
+        manifest = _typed(Manifest(**{**table, "shards": shards}))
+        _check_contents(manifest)
+        return manifest
     except OSError:
         raise DataError(
             f"no shard set at {directory} (manifest.json is missing); {rebuild(directory)}"
@@ -143,6 +145,22 @@ def _typed(row: Any) -> Any:
         if not isinstance(value, expected) or isinstance(value, bool):
             raise TypeError(f"{field.name} is {value!r}, not {expected.__name__}")
     return row
+
+
+def _check_contents(manifest: Manifest) -> None:
+    """Raises KeyError or TypeError for what is not there inside of tables, or empty."""
+    for key in ("file", "sha256"):
+        if not isinstance(manifest.tokenizer[key], str):
+            raise TypeError(f"tokenizer.{key} is {manifest.tokenizer[key]!r}, not str")
+    for source in manifest.sources:
+        if not isinstance(source, dict) or not source.keys() >= {"name", "inputs"}:
+            raise TypeError(f"a source is {source!r}, not a table with name and inputs")
+    for shard in manifest.shards:
+        if shard.tokens < 1 or shard.documents < 1 or shard.bytes != 4 * shard.tokens:
+            raise TypeError(
+                f"{shard.file} has {shard.tokens} tokens of {shard.documents} documents in "
+                f"{shard.bytes} bytes"
+            )
 
 
 def verify(directory: str | Path) -> Manifest:

@@ -69,6 +69,15 @@ def test_a_manifest_that_was_edited(directory):
         path.write_text(json.dumps(table | wrong))
         with pytest.raises(DataError, match=r"is damaged .* is .*, not (int|dict)"):
             open_shards(directory, "train")
+    shard = table["shards"][0]
+    for wrong in (
+        {"tokenizer": {"sha256": "0"}},
+        {"sources": [1]},
+        {"shards": [shard | {"tokens": 0, "bytes": 0}]},
+    ):
+        path.write_text(json.dumps(table | wrong))
+        with pytest.raises(DataError, match=r"is damaged \('file'|a source is 1|has 0 tokens"):
+            verify(directory)
     path.write_text(path.read_text()[:50])
     with pytest.raises(DataError, match="is damaged"):
         open_shards(directory, "train")

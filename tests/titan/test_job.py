@@ -1,5 +1,7 @@
 """Recipes: what they resolve to, and one clear message for everything that can be wrong."""
 
+import dataclasses
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -14,8 +16,10 @@ device.install()
 
 import train
 from topoep_titan.errors import InputError
-from topoep_titan.titan.job import load_job, resolved_table
+from topoep_titan.models import MODELS
+from topoep_titan.titan.job import base_config, load_job, resolved_table
 from topoep_titan.titan.layout import check_layout
+from topoep_titan.titan.ranges import INSIDE, RANGES, check_ranges
 from topoep_titan.titan.run_folder import open_run
 
 RECIPES = Path(__file__).parents[2] / "toml_configs"
@@ -151,6 +155,9 @@ PLACED = [
 ]  # fmt: skip
 
 
+BY_LAYERS = ["--parallelism.pipeline-parallel-layers-per-stage"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -158,7 +165,7 @@ PLACED = [
         (["--topoep.replica-slots", "-1"], "topoep.replica_slots is -1; give 0 or more"),
         (["--topoep.transport", "gin"], "'gin' needs a CUDA device"),
         (["--topoep.dispatcher", "deepep"], "needs the deep_ep package (2.0 or later"),
-        (["--topoep.balance-weight", "-1"], "topoep.balance_weight is -1; give 0 or more"),
+        (["--topoep.balance-weight", "-1"], "topoep.balance_weight is -1; give 0 to 1,000,000"),
         (["--parallelism.pipeline-parallel-degree", "2", "--parallelism.pipeline-parallel-schedule",
           "ZBVZeroBubble"], "is 'ZBVZeroBubble'; choose one of: 1F1B, GPipe"),
         (["--topoep.cluster", "moon"], "cluster 'moon' cannot be read"),
@@ -182,11 +189,22 @@ PLACED = [
         (["--training.seq-len", "4096"], "training.seq_len (4096) must be at most"),
         (["--model.vocab-size", "100"], "vocab"),
         (["--training.global-batch-size", "9"], "training.global_batch_size (9)"),
-        (["--training.steps", "0"], "training.steps is 0; give at least 1"),
+        (["--training.steps", "0"], "training.steps is 0; give 1 or more"),
         (["--profiler.enable-memory-snapshot"], "records a GPU's allocations only"),
         (["--optimizer.lr", "nan"], "optimizer.lr is nan"),
         (["--debug.moe-force-load-balance"], "synthetic routing that no result would name"),
         (["--parallelism.pipeline-parallel-degree", "4"], "2 pipeline microbatches; 4 stages"),
+        (["--parallelism.pipeline-parallel-degree", "2", *BY_LAYERS, "1"],
+         "2 layers cannot be cut into a pipeline of 2 ranks"),
+        (["--model.dim", "6"], "model.dim is 6; experts in float32 need a multiple of 4"),
+        (["--topoep.ranks-per-node", "3", "--parallelism.expert-parallel-degree", "2"],
+         "topoep.ranks_per_node (3) must divide"),
+        (["--profiler.enable-profiling", "--profiler.profile-freq", "3"], "profiler_active (4)"),
+        (["--checkpoint.enable", "--checkpoint.load-step", "7"], "there is no such checkpoint"),
+        (["--nproc", "0"], "nproc is 0; give 1 or more"),
+        (["--dump-folder", __file__], "cannot be made"),
+        (["--name", "x" * 300], "the name of a run cannot be a folder's (File name too long)"),
+        (["--name", "a\nb"], "the name of a run is"),
         (["--name", "../elsewhere"], "give a relative one without '..'"),
         (["--training.stps", "9"], "training.st"),
     ],
@@ -195,6 +213,61 @@ def test_check_refuses_with_one_message(monkeypatch, capsys, folder, arguments, 
     assert check(monkeypatch, folder, *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "tiny").exists()  # nothing was made
+
+
+def refused(table: dict) -> str:
+    with pytest.raises(InputError) as error:
+        check_ranges(table)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("training.global_batch_size", 0, "1 or more, or -1 for the default"),
+        ("training.global_batch_size", -5, "1 or more, or -1 for the default"),
+        ("training.gc_freq", 0, "1 or more"),
+        ("training.max_norm", math.nan, "a finite number"),
+        ("parallelism.pipeline_parallel_layers_per_stage", 0, "1 or more"),
+        ("validator.freq", 0, "1 or more"),
+        ("topoep.balance_weight", 10**12, "0 to 1,000,000"),
+        ("topoep.ranks_per_node", 0, "1 or more"),
+        ("debug.seed", 10**20 - 1, f"0 to {2**63 - 1:,}"),
+        ("model.dim", -4, "1 or more"),
+        ("model.dim", 2**31, "1 to 2,147,483,647"),
+        ("model.n_heads", -4, "1 or more"),
+        ("model.norm_eps", math.nan, "a finite number"),
+        ("model.norm_eps", 0.0, "a number above 0"),
+        ("model.yarn_factor", 0.5, "1 or more"),
+        ("lr_scheduler.warmup_steps", -1, "0 or more"),
+        ("lr_scheduler.decay_ratio", 1.5, "0 to 1"),
+        ("optimizer.lr", -1.0, "0 or more"),
+        ("optimizer.beta1", 2.0, "0 to 0.999999"),
+        ("optimizer.eps", -1.0, "0 or more"),
+        ("optimizer.weight_decay", math.inf, "a finite number"),
+        ("comm.train_timeout_seconds", 0, "1 or more"),
+        ("checkpoint.folder", "../../elsewhere", "a path in the run's folder, without '..'"),
+        ("metrics.save_tb_folder", "/etc", "a path in the run's folder, without '..'"),
+    ],
+)
+def test_ranges_of_a_recipe(key, value, remedy):
+    section, name = key.split(".")
+    assert refused({section: {name: value}}) == f"{key} is {value!r}; give {remedy}"
+
+
+def test_every_range_and_path_is_of_a_key_that_exists():
+    """And a number without a range of its own is a count, or any finite one."""
+    keys = {
+        f"{section.name}.{field.name}"
+        for base in MODELS
+        for config in [base_config(base, "recipe")]
+        for section in dataclasses.fields(config)
+        if dataclasses.is_dataclass(getattr(config, section.name))
+        for field in dataclasses.fields(getattr(config, section.name))
+    }
+    assert RANGES.keys() | INSIDE <= keys
+    check_ranges({"new": {"count": 1, "float": -0.5, "flag": False, "text": "../x"}})
+    assert refused({"new": {"deep": {"count": 0}}}) == "new.deep.count is 0; give 1 or more"
 
 
 def test_check_finds_missing_and_corrupt_shards(monkeypatch, capsys, folder, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,18 @@ def test_progress_is_shown_and_a_failure_with_its_reason(tmp_path, capsys, endin
     failure = re.escape(f"mine failed; from {folder}/train.log:\n")
     assert re.fullmatch(failure + told if code else "", err)
     assert "a word of the rank" in (folder / "train.log").read_text()
+
+
+def test_a_rank_leaves_with_its_words_and_without_closing_the_interpreter():
+    script = """
+import atexit
+from topoep_titan.titan.launch import leave
+atexit.register(print, "closing")
+print("the last word", end="")
+leave(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "the last word")
 
 
 def test_steps_of_an_earlier_start_are_not_shown_again(tmp_path: Path):

@@ -1,7 +1,5 @@
 """Same loss whatever the planner and the layout; bit for bit when repeated or recomputed."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -161,13 +159,14 @@ def test_interleaved_pipeline(run):
     assert ((trained - reference).abs() / reference).max() < 1e-5
 
 
-def test_resume_at_another_expert_parallel_degree(run, tmp_path):
+def test_resume_at_another_expert_parallel_degree(run, folder):
     """The second half of EP2's run, again from its checkpoint at EP4 with other settings."""
     checkpoint = ["--checkpoint.enable", "--checkpoint.interval", "10", "--checkpoint.folder"]
-    settings = [*TOPOEP, *checkpoint, str(tmp_path / "checkpoint")]
-    unbroken = run("EP2", *settings)
-    shutil.rmtree(tmp_path / "checkpoint" / "step-20")
-    resumed = run("EP4", *settings, "--topoep.dispatcher", "dedup-node", "--topoep.chunks", "2")
+    unbroken = run("EP2", *TOPOEP, *checkpoint, "halves")
+    (half,) = folder.glob("run-*/halves/step-10")
+    settings = ["--topoep.dispatcher", "dedup-node", "--topoep.chunks", "2", *checkpoint]
+    start = ["resumed", "--checkpoint.initial-load-path", str(half)]
+    resumed = run("EP4", *TOPOEP, *settings, *start)
     assert [step["step"] for step in resumed] == list(range(11, 21))
     for one, other in zip(unbroken[10:], resumed):
         assert abs(one["loss"] - other["loss"]) < 1e-5 * one["loss"]

@@ -137,12 +137,6 @@ def check_model(model: ModelConfig) -> None:
         or model.n_heads % kv_heads,
         f"model.rotary_dim ({rotary_dim}) must be even and at most model.head_dim "
         f"({head_dim})": rotary_dim % 2 or not 0 < rotary_dim <= head_dim,
-        f"model.aux_coeff ({model.aux_coeff}) must be positive": model.aux_coeff <= 0,
-        f"model.bias_step ({model.bias_step}) must be positive": model.bias_step <= 0,
-        "model.device_coeff and model.communication_coeff must be 0 or more": min(
-            getattr(model, "device_coeff", 0), getattr(model, "communication_coeff", 0)
-        )
-        < 0,
     }
     for message, holds in wrong.items():
         if holds:

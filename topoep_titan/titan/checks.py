@@ -1,6 +1,5 @@
 """Everything about a job that can be wrong before processes start, one clear message each."""
 
-import math
 from pathlib import Path
 
 from topoep_kernels.library import is_built
@@ -18,11 +17,12 @@ from topoep_titan.titan.config import cluster_name
 from topoep_titan.titan.deepep import deepep_missing
 from topoep_titan.titan.device import on_cpu
 from topoep_titan.titan.float8 import ALIGNMENT, float8_experts_missing, float8_missing
+from topoep_titan.titan.job import resolved_table
 from topoep_titan.titan.layout import check_layout
+from topoep_titan.titan.ranges import check_ranges
 from topoep_titan.titan.resume import VERIFY_LIMIT, damage
 from topoep_titan.titan.trainer import TopoEPTrainer
 
-MOST_SAMPLE = 2**20  # tokens of one placement
 MADE_BY = {"outputs/data/demo": "make demo-data", "outputs/data/corpus": "make data"}
 
 
@@ -34,12 +34,14 @@ def check_job(
     ``verify_data`` also reads shards and checkpoint through (one process of a machine is enough);
     ``with_data=False`` leaves them out, for a job of another machine.
     """
+    check_ranges(resolved_table(config))
     _check_topoep(config)
     _check_placement(config)
     _check_shuffle(config)
     _check_training(config)
     check_model(config.model)
     check_layout(config, nproc)
+    _check_widths(config)
     _check_converters(config)
     _check_checkpoint(config, verify_data)
     if with_data:
@@ -50,17 +52,11 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
     topoep = config.topoep
     planner_named(topoep.planner)
     load_cluster(cluster_name(topoep.cluster))
-    if topoep.replica_slots < 0:
-        raise InputError(f"topoep.replica_slots is {topoep.replica_slots}; give 0 or more")
     if topoep.replica_slots > config.model.num_experts:
         raise InputError(
             f"topoep.replica_slots is {topoep.replica_slots}; more than the model's "
             f"{config.model.num_experts} experts are never used"
         )
-    if topoep.ranks_per_node is not None and topoep.ranks_per_node < 1:
-        raise InputError(f"topoep.ranks_per_node is {topoep.ranks_per_node}; give 1 or more")
-    if topoep.balance_weight is not None and topoep.balance_weight < 0:
-        raise InputError(f"topoep.balance_weight is {topoep.balance_weight}; give 0 or more")
     if topoep.transport in ONE_SIDED:
         missing = missing_for(topoep.transport)
         if missing:
@@ -99,19 +95,6 @@ def _check_topoep(config: TopoEPTrainer.Config) -> None:
 
 def _check_placement(config: TopoEPTrainer.Config) -> None:
     placement, dispatcher = config.placement, config.topoep.dispatcher
-    for name, value, most in (
-        ("refresh_steps", placement.refresh_steps, None),
-        ("sample_tokens", placement.sample_tokens, MOST_SAMPLE),
-    ):
-        if value < 1 or (most and value > most):
-            limit = f"from 1 to {most}" if most else "of at least 1"
-            raise InputError(f"placement.{name} is {value}; give an integer {limit}")
-    for name, value, most in (
-        ("balance_weight", placement.balance_weight, 10_000),
-        ("node_weight", placement.node_weight or 0, 1000),
-    ):
-        if not 0 <= value <= most:
-            raise InputError(f"placement.{name} is {value}; give an integer from 0 to {most}")
     if placement.strategy == "contiguous":
         return
     if dispatcher not in ("dedup", "dedup-node"):
@@ -156,15 +139,13 @@ def _check_shuffle(config: TopoEPTrainer.Config) -> None:
 
 def _check_training(config: TopoEPTrainer.Config) -> None:
     """What torchtitan would find out in the middle of a start."""
-    numbers = {
-        "optimizer.lr": config.optimizer.lr,
-        "topoep.router_skew": config.topoep.router_skew or 0.0,
-    }
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            raise InputError(f"{name} is {value}; give a finite number")
-    if config.metrics.log_freq < 1:
-        raise InputError(f"metrics.log_freq is {config.metrics.log_freq}; give at least 1")
+    profiler, cycle = config.profiler, config.profiler.profiler_warmup
+    cycle += profiler.profiler_active
+    if profiler.enable_profiling and profiler.profile_freq < cycle:
+        raise InputError(
+            f"profiler.profile_freq is {profiler.profile_freq}; give at least profiler_warmup + "
+            f"profiler_active ({cycle})"
+        )
     if config.debug.moe_force_load_balance:
         raise InputError(
             "debug.moe_force_load_balance is synthetic routing that no result would name; "
@@ -179,6 +160,18 @@ def _check_training(config: TopoEPTrainer.Config) -> None:
             "profiler.enable_memory_snapshot: PyTorch records a GPU's allocations only; set it to "
             "false"
         )
+
+
+def _check_widths(config: TopoEPTrainer.Config) -> None:
+    """Grouped matrix products (torch._grouped_mm) read rows of whole 16-byte words."""
+    dtype = config.topoep.expert_dtype
+    multiple = {"bfloat16": 8, "float32": 4, "float64": 1}[dtype]
+    for name in ("dim", "moe_hidden_dim"):
+        width = getattr(config.model, name)
+        if width % multiple:
+            raise InputError(
+                f"model.{name} is {width}; experts in {dtype} need a multiple of {multiple}"
+            )
 
 
 def _check_deepep(config: TopoEPTrainer.Config) -> None:
@@ -266,7 +259,7 @@ def check_data(config: TopoEPTrainer.Config, verify_data: bool) -> None:
         splits = [config.dataloader.split] + ["validation"] * config.validator.enable
         for split in splits:
             open_shards(folder, split, vocab_size=config.model.vocab_size)
-        size = sum(file.stat().st_size for file in folder.glob("*"))
+        size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
         if verify_data and size <= VERIFY_LIMIT:
             verify(folder)
     except DataError as error:

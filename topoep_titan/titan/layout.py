@@ -1,5 +1,7 @@
 """Whether a job's parallel layout fits its processes, its batch and its model."""
 
+from types import SimpleNamespace
+
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleSingle,
     Schedule1F1B,
@@ -7,6 +9,10 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     get_schedule_class,
+)
+from torchtitan.distributed.pipeline_parallel import (
+    _generate_llm_fqn_per_model_part,
+    _get_pipeline_metadata,
 )
 
 from topoep_titan.errors import InputError
@@ -31,21 +37,9 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"parallelism.context_parallel_degree is {parallelism.context_parallel_degree}; "
             "context parallelism is not supported yet, set it to 1"
         )
-    for name in ("steps", "local_batch_size", "seq_len"):
-        if getattr(training, name) < 1:
-            raise InputError(f"training.{name} is {getattr(training, name)}; give at least 1")
     if nproc < 1:
         raise InputError(f"{nproc} processes cannot train; give at least 1")
-    degrees = {"tensor": tp, "pipeline": pp, "data_parallel_replicate": replicate, "expert": ep}
-    for name, degree in degrees.items():
-        if degree < 1:
-            raise InputError(f"parallelism: the {name} degree is {degree}; give at least 1")
     shard = parallelism.data_parallel_shard_degree
-    if shard < 1 and shard != -1:
-        raise InputError(
-            f"parallelism.data_parallel_shard_degree is {shard}; "
-            "give -1 (what is left) or at least 1"
-        )
     fixed = replicate * tp * pp
     if nproc % fixed or (shard > 0 and shard * fixed != nproc):
         wanted = shard * fixed if shard > 0 else f"a multiple of {fixed}"
@@ -71,11 +65,11 @@ def check_layout(config: TopoEPTrainer.Config, nproc: int) -> None:
             f"model.num_experts ({model.num_experts}) must be a multiple of "
             f"parallelism.expert_parallel_degree ({ep})"
         )
-    per_node = min(config.topoep.ranks_per_node or ep, ep)
-    if ep % per_node:
+    per_node = config.topoep.ranks_per_node or ep
+    if ep % per_node and per_node % ep:
         raise InputError(
             f"topoep.ranks_per_node ({per_node}) must divide "
-            f"parallelism.expert_parallel_degree ({ep})"
+            f"parallelism.expert_parallel_degree ({ep}), or be a multiple of it"
         )
     for name in ("n_heads", "n_kv_heads"):
         heads = getattr(model, name, 0)  # latent attention has no key-value heads
@@ -116,3 +110,14 @@ def _check_pipeline(config: TopoEPTrainer.Config) -> None:
             f"model.n_layers ({layers}) is less than the {stages} stages of "
             f"pipeline_parallel_schedule {name!r}"
         )
+    if parallelism.module_fqns_per_model_part is None:
+        ranks = SimpleNamespace(pp=parallelism.pipeline_parallel_degree)
+        model = SimpleNamespace(layers=range(layers))
+        try:
+            _generate_llm_fqn_per_model_part(*_get_pipeline_metadata(ranks, parallelism, model))
+        except ValueError as error:
+            raise InputError(
+                f"{layers} layers cannot be cut into a pipeline of {ranks.pp} ranks: {error} "
+                "(parallelism.pipeline_parallel_layers_per_stage, _first_stage_less_layers, "
+                "_last_stage_less_layers)"
+            ) from None

@@ -1,6 +1,7 @@
 """One run, one folder: whose it is (``config.toml``), and whether it is new, resumable or done."""
 
 import fcntl
+import os
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -15,11 +16,23 @@ LOCK, LOG = ".lock", "train.log"  # may be there before the run is
 
 
 def run_folder(outputs: Path, name: str) -> Path:
-    """``outputs/name``. Raises InputError for a name that leaves ``outputs``."""
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts:
+    """``outputs/name``. Raises InputError for a name that leaves ``outputs``, or cannot be made."""
+    if not stays_inside(name) or not name.isprintable():
         raise InputError(f"the name of a run is {name!r}; give a relative one without '..'")
-    return outputs / name
+    folder = outputs / name
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        raise InputError(f"the name of a run cannot be a folder's ({error.strerror})") from None
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{folder} cannot be made ({there} is no folder, or read-only)")
+    return folder
+
+
+def stays_inside(path: str) -> bool:
+    """Whether ``path`` names something below the folder that it is relative to."""
+    parts = Path(path).parts
+    return bool(parts) and not Path(path).is_absolute() and ".." not in parts
 
 
 def read_config(folder: Path) -> dict[str, Any]:
