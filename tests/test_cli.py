@@ -9,6 +9,7 @@ import torch
 
 from topoep_titan.cli import main
 from topoep_titan.planning import PLANNERS, Plan, check_plan
+from topoep_titan.planning.bench_table import LEGEND
 from topoep_titan.planning.plan import contiguous_mains
 
 PLAN_KEYS = [
@@ -228,7 +229,8 @@ def test_bench_prints_rows_for_scripts_and_a_table_for_people(capsys, monkeypatc
     monkeypatch.setattr("topoep_titan.planning.bench_command.TINY_CELLS", ("tiny-2x4",))
     assert main([*command, "--bounds", "--planner", "none,topoep"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 3 * 2 * 6 + 1  # none, topoep compiled and not, two slots; no summary
+    # none, topoep compiled and not, two slots; no summary, and what the columns mean
+    assert len(lines) == 1 + 3 * 2 * 6 + 1 + len(LEGEND.splitlines())
 
     weights = ["--balance-weight", "0,150", "--planner", "joint", "--fastest", "--json"]
     assert main([*command, *weights]) == 0
