@@ -206,12 +206,17 @@ BY_LAYERS = ["--parallelism.pipeline-parallel-layers-per-stage"]
         (["--name", "x" * 300], "the name of a run cannot be a folder's (File name too long)"),
         (["--name", "a\nb"], "the name of a run is"),
         (["--name", "../elsewhere"], "give a relative one without '..'"),
-        (["--training.stps", "9"], "training.st"),
+        (["--training.stps", "9"], "unknown key --training.stps; did you mean --training.steps?"),
+        (["--topoep.replica_slot=9"], "did you mean --topoep.replica-slots?"),
+        (["--validator.enable", "False"], "give --validator.enable or --validator.no-enable"),
+        (["--training.steps", "many"], "--training.steps: invalid literal for int()"),
     ],
 )  # fmt: skip
 def test_check_refuses_with_one_message(monkeypatch, capsys, folder, arguments, message):
     assert check(monkeypatch, folder, *arguments) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
     assert not (folder / "tiny").exists()  # nothing was made
 
 
@@ -299,6 +304,10 @@ def test_a_folder_of_another_recipe_is_refused(monkeypatch, capsys, folder, tmp_
     (tmp_path / "tiny" / "config.toml").write_text(tomli_w.dumps(table))
     assert check(monkeypatch, tmp_path) == 2
     assert "'training.steps' was 7, now 20" in capsys.readouterr().err
+    (tmp_path / "tiny" / "checkpoint" / "step-7").mkdir(parents=True)
+    assert check(monkeypatch, tmp_path, "--training.steps", "20") == 2
+    assert "tiny/checkpoint/step-7" in capsys.readouterr().err  # how to train longer
+    (tmp_path / "tiny" / "checkpoint" / "step-7").rmdir()
     assert check(monkeypatch, tmp_path, "--training.steps", "7") == 0
 
 

@@ -49,7 +49,8 @@ def bench(arguments: argparse.Namespace) -> int:
         lines = [table_line(row)] if rows else [table_line(None), table_line(row)]
         print(*lines, sep="\n", file=people, flush=True)
         rows.append(row)
-    print("", *summary_lines(rows), "", LEGEND, sep="\n", file=people)
+    standing = summary_lines(rows)
+    print("", *standing, *[""] * bool(standing), LEGEND, sep="\n", file=people)
     if arguments.json:
         print(json.dumps({"rows": rows}))
     return 0

@@ -132,6 +132,7 @@ def balance_table(group: Group) -> Table:
 
 
 def training_table(group: Group) -> Table:
+    compared = group.baseline is not None and len(group.runs) > 1
     columns = [
         Column("run"),
         Column("steps", count),
@@ -140,7 +141,7 @@ def training_table(group: Group) -> Table:
         Column("last validation loss", fixed(4)),
         Column("at step", count),
         Column("median tokens/s", count),
-        *([Column("ratio to none", fixed(3))] if group.baseline else []),
+        *([Column("ratio to none", fixed(3))] if compared else []),
     ]
     rows = []
     for run in group.runs:
@@ -150,10 +151,10 @@ def training_table(group: Group) -> Table:
             ratio = 1.0
         validated = run.result.validation[-1]["step"] if run.result.validation else None
         losses = [s.first_loss, s.last_loss, s.last_validation_loss, validated]
-        ratios = [ratio] if group.baseline else []
+        ratios = [ratio] if compared else []
         rows.append([run.label, s.steps, *losses, s.tokens_per_second, *ratios])
     caption = "Training and speed. Losses in nats per token; tokens/s over all ranks"
-    caption += ", the ratio to none on the steps that both runs have." if group.baseline else "."
+    caption += ", the ratio to none on the steps that both runs have." if compared else "."
     return Table(caption, columns, rows)
 
 

@@ -1,6 +1,8 @@
 """A recipe (TOML) to a complete training job: base by name, strict merge, command line on top."""
 
+import contextlib
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torchtitan.config.manager import ConfigManager, custom_registry
 
 from topoep_titan.errors import InputError
 from topoep_titan.models import MODELS
+from topoep_titan.titan.arguments import refusal
 from topoep_titan.titan.checkpoints import LogicalCheckpoints
 from topoep_titan.titan.config import AdamW, expert_settings
 from topoep_titan.titan.dataloader import ShardDataLoader, ShardTokenizer
@@ -46,18 +49,26 @@ DERIVED = frozenset(
 def load_job(recipe: Path, arguments: list[str] = ()) -> TopoEPTrainer.Config:
     """The job of a recipe with ``--section.key value`` arguments on top, not yet completed.
 
-    Raises InputError for anything wrong in the recipe; wrong arguments end the process with 2.
+    Raises InputError for anything wrong in the recipe or the arguments.
     """
     table = read_recipe(recipe)
     config = merge(base_config(table.pop("base"), recipe.stem), table)
     if arguments:
         ConfigManager.register_tyro_rules(custom_registry)
+        said = io.StringIO()
         try:
-            config = tyro.cli(
-                type(config), args=list(arguments), default=config, registry=custom_registry
-            )
+            with contextlib.redirect_stderr(said):
+                config = tyro.cli(
+                    type(config), args=list(arguments), default=config, registry=custom_registry
+                )
         except (ValueError, AssertionError) as error:
             raise InputError(f"command line: {error}") from None
+        except SystemExit as end:
+            if not end.code:  # --help
+                raise
+            raise InputError(
+                f"command line: {refusal(config, arguments, said.getvalue())}"
+            ) from None
     return config
 
 

@@ -60,6 +60,12 @@ def run_state(folder: Path, table: dict[str, Any]) -> Literal["new", "resume", "
     different = _first_difference(read_config(folder), tomli.loads(tomli_w.dumps(table)))
     if different:
         key, there, here = different
+        last = (folder / "checkpoint" / f"step-{there}").resolve()  # torchtitan wants it absolute
+        if key == "training.steps" and here > there and last.exists():
+            raise InputError(
+                f"{folder} is a run of {there} steps; to train on to {here}, give another name and "
+                f"--checkpoint.initial-load-path {last} (the schedule is then that of {here} steps)"
+            )
         raise InputError(
             f"{folder} holds a run of another recipe: '{key}' was {there!r}, now {here!r}; "
             "choose another name, or remove the folder"
