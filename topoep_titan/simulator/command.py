@@ -101,9 +101,15 @@ def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Micro
     if arguments.trace:
         if arguments.workload or arguments.ranks:
             raise InputError("--trace has its own routing and ranks; leave out --workload, --ranks")
-        yield from recorded(
-            arguments.trace, layers=model.moe_layers, experts=model.experts, top_k=model.top_k
-        )
+        for microbatch in recorded(arguments.trace, model.experts):
+            layers, top_k = len(microbatch.ids_LRTK), microbatch.ids_LRTK[0].shape[2]
+            if (layers, top_k) != (model.moe_layers, model.top_k):
+                raise InputError(
+                    f"{arguments.trace} holds {layers} layers of top-{top_k}; the model has "
+                    f"{model.moe_layers} layers of top-{model.top_k}; give the model that was "
+                    "trained"
+                )
+            yield microbatch
         return
     ranks = model.expert_parallel if arguments.ranks is None else arguments.ranks
     if ranks < 1 or model.experts % ranks:
