@@ -162,18 +162,18 @@ def _write(
     each = arguments.microbatches * cluster.ranks
     for result in results:
         folder = out / result.planner
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {folder} ({error.strerror}); give another folder"
-            ) from None
         run = run_result(
             result, model=model.name, dispatcher=backend_of(result.planner, chosen).dispatcher,
             routing=routing, ranks=cluster.ranks, tokens=[each * m.tokens for m in microbatches],
             config={**config, "planner": result.planner},
         )  # fmt: skip
-        write_result(run, folder / "result.json")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_result(run, folder / "result.json")
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {folder} ({error.strerror}); give another folder"
+            ) from None
     print(f"{len(results)} results in {out}", file=sys.stderr)
 
 

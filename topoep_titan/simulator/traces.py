@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from topoep_titan.errors import InputError
-from topoep_titan.planning.coupled import coupled, coupling_for
+from topoep_titan.planning.coupled import check_draw, coupled, coupling_for
 from topoep_titan.planning.recorded import read_step, step_files
 from topoep_titan.planning.workloads import load_of, skew, zipf
 
@@ -44,6 +44,7 @@ def synthetic(
 
     Raises InputError for an unknown kind and for shapes that cannot be drawn.
     """
+    check_draw(layers, ranks * tokens, experts)
     shape = experts, top_k, ranks, tokens
     if kind == "skew":
         ids = [skew(*shape, router_skew=router_skew, seed=seed + i) for i in range(layers)]
