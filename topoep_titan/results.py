@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -69,16 +70,9 @@ def read_result(path: Path) -> RunResult:
     """Raises InputError when the file is missing, not JSON, or not a RunResult."""
     try:
         result = RunResult(**json.loads(path.read_text()))
-        for name, expected in _JSON_TYPES.items():
-            if not isinstance(getattr(result, name), expected):
-                raise TypeError(f"{name} is {getattr(result, name)!r}")
+        _check_head(result)
         for step in result.steps:
-            missing = [key for key in STEP_KEYS if key not in step]
-            if missing:
-                raise TypeError(f"step {step.get('step')} lacks {', '.join(missing)}")
-            _check_numbers(step, STEP_KEYS)
-            for layer in step["layers"]:
-                _check_numbers(layer, LAYER_KEYS)
+            _check_step(step)
         return result
     except OSError as error:
         raise InputError(
@@ -95,11 +89,54 @@ _JSON_TYPES = {
 }  # fmt: skip
 
 
-def _check_numbers(table: dict[str, Any], keys: tuple[str, ...]) -> None:
+def _check_head(result: RunResult) -> None:
+    for name, expected in _JSON_TYPES.items():
+        _check(isinstance(getattr(result, name), expected), name, getattr(result, name))
+    _check(result.kind in ("measured", "simulated"), "kind", result.kind)
+    _check(type(result.ranks) is int and result.ranks > 0, "ranks", result.ranks)
+    topoep = result.config.get("topoep", {})
+    _check(isinstance(topoep, dict), "config.topoep", topoep)
+    per_node = topoep.get("ranks_per_node")
+    _check(type(per_node) in (int, type(None)), "config.topoep.ranks_per_node", per_node)
+    _check(isinstance(result.config.get("base", ""), str), "config.base", result.config.get("base"))
+    for name in ("modelled_us", "measured_us"):
+        times = getattr(result, name)
+        _check(isinstance(times, dict | None), name, times)
+        _check_numbers(times or {}, tuple(times or {}))
+    for point in result.validation:
+        _check(isinstance(point, dict) and "loss" in point, "validation", point)
+        _check_numbers(point, tuple(point))
+
+
+def _check_step(step: dict[str, Any]) -> None:
+    missing = [key for key in STEP_KEYS if key not in step]
+    if missing:
+        raise TypeError(f"step {step.get('step')} lacks {', '.join(missing)}")
+    _check(type(step["step"]) is int, "step", step["step"])
+    _check(isinstance(step["loss_hex"], str | None), "loss_hex", step["loss_hex"])
+    _check(isinstance(step["layers"], list), "layers", step["layers"])
+    _check_numbers(step, STEP_KEYS)
+    for layer in step["layers"]:
+        _check_numbers(layer, LAYER_KEYS)
+        for name in ("rank_load_before", "rank_load"):
+            loads, beside = (each.get(name, []) for each in (layer, step["layers"][0]))
+            good = isinstance(loads, list) and len(loads) == len(beside)
+            _check(good, name, loads)
+            _check_numbers(dict(enumerate(loads)), tuple(range(len(loads))))
+
+
+def _check_numbers(table: dict, keys: tuple) -> None:
     for key in keys:
         value = table.get(key)
-        if key not in ("loss_hex", "layers") and not isinstance(value, int | float | None):
-            raise TypeError(f"{key} is {value!r}")
+        if key not in ("loss_hex", "layers"):
+            # JSON knows integers of any size; those beyond float64 are no number of a run.
+            huge = type(value) is int and abs(value) > sys.float_info.max
+            _check(isinstance(value, int | float | None) and not huge, str(key), value)
+
+
+def _check(good: bool, name: str, value: Any) -> None:
+    if not good:
+        raise TypeError(f"{name} is {value!r:.60}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

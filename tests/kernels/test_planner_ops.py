@@ -2,6 +2,7 @@
 
 import dataclasses
 import runpy
+import shutil
 
 import pytest
 import torch
@@ -110,3 +111,16 @@ def test_a_broken_library_is_not_taken_for_a_missing_one(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match="cannot be loaded") as caught:
         library.cpu_library.__wrapped__()
     assert not isinstance(caught.value, KernelsMissing)
+
+
+def test_a_library_of_other_sources_is_refused(tmp_path, monkeypatch):
+    for folder in ("csrc", "include"):
+        shutil.copytree(ROOT / "kernels" / folder, tmp_path / folder)
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    assert library._load("libtopoep_cpu.so").topoep_plan_joint  # CMake's hash is Python's
+    with (tmp_path / "csrc" / "planner" / "planner.cpp").open("a") as source:
+        source.write("// one more line\n")
+    with pytest.raises(ImportError, match=r"built from other sources .* again: cmake"):
+        library._load("libtopoep_cpu.so")
+    monkeypatch.setattr(library, "SOURCES", tmp_path / "wheel")  # nothing to compare with
+    assert library._load("libtopoep_cpu.so").topoep_plan_joint

@@ -106,7 +106,7 @@ BAD_TRACES = {
     "no ids": ({"load": GOOD_IDS}, "is not a trace .*ids"),
     "float ids": ({"ids": GOOD_IDS.astype(float)}, "holds float64"),
     "twice": ({"ids": np.zeros_like(GOOD_IDS)}, r"chose an expert twice: \[0, 0, 0, 0\]"),
-    "layers": ({"ids": GOOD_IDS[:2]}, "holds 2 layers of top-4 .* the model has 4 layers"),
+    "layers": ({"ids": GOOD_IDS[:2]}, "holds 2 layers of top-4; the model has 4 layers"),
     "3 ranks": ({"ids": GOOD_IDS[:, :3]}, "3 ranks do not divide 32 experts"),
     "no token": ({"ids": GOOD_IDS[:, :, :0]}, "at least one token"),
     "more cut": (

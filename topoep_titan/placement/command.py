@@ -24,10 +24,11 @@ from topoep_titan.placement.native import place
 from topoep_titan.placement.quality import PlacementQuality, placement_quality
 from topoep_titan.planning.coupled import PRESETS, coupled
 from topoep_titan.planning.plan import check_mains, contiguous_mains
-from topoep_titan.planning.recorded import MOST_EXPERTS, check_routing, read_step, step_files
+from topoep_titan.planning.recorded import check_routing, read_step, step_files
 
 TOKENS, LAYERS = 8192, 1
-MOST_TOKENS, MOST_LAYERS = 2**20, 2**10  # a million tokens already take the solver minutes a layer
+MOST_TOKENS, MOST_LAYERS = 2**20, 2**10  # a few thousand tokens suffice; time grows with them
+MOST_EXPERTS = 2**12  # tables of pairs: 128 MiB each
 SILENT_SECONDS = 3.0  # before progress is shown
 
 
@@ -78,12 +79,17 @@ def _fit(arguments: argparse.Namespace) -> int:
     per_node = arguments.ranks_per_node
     if per_node is None:
         per_node = min(ranks, routing.ranks_per_node or ranks)
+    if arguments.trace and arguments.ranks_per_node is None and routing.ranks_per_node is None:
+        print(
+            f"topoep: the trace does not say how many ranks shared a node; taking one node of "
+            f"{ranks} (--ranks-per-node says otherwise)",
+            file=sys.stderr,
+        )
     sample_LTK = _sample(ids_LTK, arguments.tokens, arguments.seed)
-    started, shown, mains = time.perf_counter(), False, []
+    started, mains = time.perf_counter(), []
     for layer, (sample_TK, ids_TK) in enumerate(zip(sample_LTK, ids_LTK)):
-        if time.perf_counter() - started > SILENT_SECONDS:
-            shown = True
-            print(f"\r{layer} of {len(ids_LTK)} layers", end="", file=sys.stderr, flush=True)
+        if sys.stderr.isatty() and time.perf_counter() - started > SILENT_SECONDS:
+            print(f"{layer} of {len(ids_LTK)} layers\033[K", end="\r", file=sys.stderr, flush=True)
         mains.append(
             place(
                 sample_TK, experts=experts, ranks=ranks, ranks_per_node=per_node,
@@ -92,17 +98,9 @@ def _fit(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed,
             )
         )  # fmt: skip
-    if shown:
-        print(f"\r{len(mains)} of {len(mains)} layers", file=sys.stderr)
     seconds, main_LE = time.perf_counter() - started, torch.stack(mains)
     arrays = {"ranks": np.array(ranks), "ranks_per_node": np.array(per_node)}
     write_arrays(arguments.out, {"main_LE": main_LE.numpy(), **arrays})
-    if arguments.trace and arguments.ranks_per_node is None and routing.ranks_per_node is None:
-        print(
-            f"topoep: the trace does not say how many ranks shared a node; taking one node of "
-            f"{ranks} (--ranks-per-node says otherwise)",
-            file=sys.stderr,
-        )
     more = {"fitted_tokens": sample_LTK.shape[1], "solver_seconds": seconds}
     _report(arguments, ids_LTK, main_LE, ranks, per_node, more)
     return 0

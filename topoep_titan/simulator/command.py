@@ -135,9 +135,15 @@ def _microbatches(arguments: argparse.Namespace, model: Model) -> Iterator[Micro
     if arguments.trace:
         if arguments.workload or arguments.ranks:
             raise InputError("--trace has its own routing and ranks; leave out --workload, --ranks")
-        yield from recorded(
-            arguments.trace, layers=model.moe_layers, experts=model.experts, top_k=model.top_k
-        )
+        for microbatch in recorded(arguments.trace, model.experts):
+            layers, top_k = len(microbatch.ids_LRTK), microbatch.ids_LRTK[0].shape[2]
+            if (layers, top_k) != (model.moe_layers, model.top_k):
+                raise InputError(
+                    f"{arguments.trace} holds {layers} layers of top-{top_k}; the model has "
+                    f"{model.moe_layers} layers of top-{model.top_k}; give the model that was "
+                    "trained"
+                )
+            yield microbatch
         return
     if arguments.paper_step:
         yield from (skewed(model, arguments.router_skew, seed) for seed in matched_seeds(model))
@@ -194,18 +200,18 @@ def _write(
     each = arguments.microbatches * cluster.ranks
     for result in results:
         folder = out / result.planner
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {folder} ({error.strerror}); give another folder"
-            ) from None
         run = run_result(
             result, model=model.name, dispatcher=backend_of(result.planner, chosen).dispatcher,
             routing=routing, ranks=cluster.ranks, tokens=[each * m.tokens for m in microbatches],
             config={**config, "planner": result.planner},
         )  # fmt: skip
-        write_result(run, folder / "result.json")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_result(run, folder / "result.json")
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {folder} ({error.strerror}); give another folder"
+            ) from None
     print(f"{len(results)} results in {out}", file=sys.stderr)
 
 

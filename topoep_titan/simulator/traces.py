@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from topoep_titan.errors import InputError
-from topoep_titan.planning.coupled import coupled, coupling_for
+from topoep_titan.planning.coupled import check_draw, coupled, coupling_for
 from topoep_titan.planning.recorded import read_step, step_files
 from topoep_titan.planning.workloads import load_of, skew, zipf
 
@@ -44,6 +44,7 @@ def synthetic(
 
     Raises InputError for an unknown kind and for shapes that cannot be drawn.
     """
+    check_draw(layers, ranks * tokens, experts)
     shape = experts, top_k, ranks, tokens
     if kind == "skew":
         ids = [skew(*shape, router_skew=router_skew, seed=seed + i) for i in range(layers)]
@@ -59,23 +60,19 @@ def synthetic(
     return Microbatch(ids, [load_of(layer, experts) for layer in ids])
 
 
-def recorded(trace: Path, *, layers: int, experts: int, top_k: int) -> Iterator[Microbatch]:
+def recorded(trace: Path, experts: int) -> Iterator[Microbatch]:
     """The microbatches of ``trace/step-*.npz`` in order, as a training run with
     ``[topoep] record_trace`` wrote them.
 
-    Raises InputError for a folder without a trace, a file that is none, routing of another model,
-    and ranks that do not divide its experts.
+    Raises InputError for a folder without a trace, a file that is none, ids of other experts, and
+    steps of different runs.
     """
     shape = None
     for path in step_files(trace):
         step = read_step(path)
         ids_LRTK, highest = step.ids_LRTK, int(step.ids_LRTK.max())
-        found = ids_LRTK.shape[0], ids_LRTK.shape[3]
-        if found != (layers, top_k) or highest >= experts:
-            raise InputError(
-                f"{path} holds {found[0]} layers of top-{found[1]} with ids up to {highest}; the "
-                f"model has {layers} layers of top-{top_k} with {experts} experts"
-            )
+        if highest >= experts:
+            raise InputError(f"{path} holds ids up to {highest}; expected ids below {experts}")
         if experts % ids_LRTK.shape[1]:
             raise InputError(f"{path}: {ids_LRTK.shape[1]} ranks do not divide {experts} experts")
         group = ids_LRTK.shape[1], step.ranks_per_node
