@@ -115,7 +115,19 @@ def test_flexmoe_expands_until_a_copy_costs_more_than_it_saves():
     assert plan_with(PLANNERS["flexmoe"], [[0, 0], [1, 0]], nodes=2, slots=1).num_replicas == 0
 
 
+def test_flexmoe_expands_the_lowest_of_equally_hot_experts():
+    # Two experts of 24 on rank 0, and one free slot on rank 1, where their tokens are.
+    plan = plan_with(PLANNERS["flexmoe"], [[0, 0, 0, 0], [24, 24, 0, 4]], nodes=2, slots=1)
+    assert plan.expert_G.tolist() == [0, 1, -1, 2, 3, 0]
+
+
 # --- UltraEP
+
+
+def test_ultraep_lets_the_lowest_of_equally_loaded_ranks_choose_first():
+    # Ranks 0 and 1 have 40 each, level 20; ranks 2 and 3 have equal room, the lower is taken first.
+    plan = plan_with(ultraep, [[10, 10, 0, 0]] * 4, nodes=1, slots=1)
+    assert plan.expert_G.tolist() == [0, -1, 1, -1, 2, 0, 3, 1]
 
 
 @pytest.mark.parametrize(
