@@ -201,7 +201,7 @@ BY_LAYERS = ["--parallelism.pipeline-parallel-layers-per-stage"]
          "topoep.ranks_per_node (3) must divide"),
         (["--profiler.enable-profiling", "--profiler.profile-freq", "3"], "profiler_active (4)"),
         (["--checkpoint.enable", "--checkpoint.load-step", "7"], "there is no such checkpoint"),
-        (["--nproc", "0"], "nproc is 0; give 1 or more"),
+        (["--nproc", "0"], "0 processes cannot train; give at least 1; this recipe wants"),
         (["--dump-folder", __file__], "cannot be made"),
         (["--name", "x" * 300], "the name of a run cannot be a folder's (File name too long)"),
         (["--name", "a\nb"], "the name of a run is"),
