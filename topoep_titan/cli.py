@@ -23,6 +23,7 @@ from topoep_titan.planning.bench import timed
 from topoep_titan.planning.bench_command import bench, bench_options
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.planning.quality import plan_quality
+from topoep_titan.planning.recorded import check_routing
 from topoep_titan.planning.sets import DISPATCHERS, check_sets, plan_sets, rows_by_link
 from topoep_titan.planning.workloads import coupled_ids, load_of, skew, zipf
 from topoep_titan.simulator.command import simulate, simulate_options
@@ -156,6 +157,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if ids_RTK is None:
         plan, plan_us = timed(lambda: planner(load_RE, **settings))
     else:
+        check_routing(ids_RTK.numpy(), arguments.ids)
         check_sets(ids_RTK, load_RE)
         (plan, rows_RX), plan_us = timed(
             lambda: plan_sets(
