@@ -122,9 +122,10 @@ def test_flexmoe_expands_the_lowest_of_equally_hot_experts():
 
 
 def test_flexmoe_swaps_copies_that_are_nearer_to_each_others_mains():
-    # A near copy takes 1 us, a far one 6. Expert 2 of rank 2 (its own 18 assignments, 324 us) goes to
-    # rank 1, the lowest of equals, as rank 0 then binds (expert 0: 12 * (18 + 8) = 312 us). Expert 0
-    # goes to rank 3: 6 * 26 + 2*6 = 168. Each copy is on the other's node, and the swap costs no time.
+    # A near copy takes 1 us, a far one 6. Expert 2 of rank 2 (its own 18 assignments, 324 us) goes
+    # to rank 1, the lowest of equals, as rank 0 then binds (expert 0: 12 * (18 + 8) = 312 us).
+    # Expert 0 goes to rank 3: 6 * 26 + 2*6 = 168. Each copy is then on the other's node; the swap
+    # costs no time.
     near = Cluster("by hand", 2, 2, 1e9, 1e9, 6e9, 0.0, 0.0, 0.0)
     load_RE = torch.tensor([[0] * 4, [0] * 4, [12, 0, 18, 0], [0] * 4])
     plan = PLANNERS["flexmoe"](
