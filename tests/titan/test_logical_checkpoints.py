@@ -34,8 +34,8 @@ def trained(rank: int, ranks: int, port: int, folder: str, arguments: list[str],
     trainer = _build(rank, ranks, port, folder, arguments, "tiny.toml")
     moved = {}
     if trainer.placement:
-        refresh = trainer.placement.refresh
-        trainer.placement.refresh = lambda steps_left: moved.update(refresh(steps_left))
+        move = trainer.placement.move
+        trainer.placement.move = lambda main_E_of: (moved.update(main_E_of), move(main_E_of))
     try:
         trainer.train()
         module = trainer.model_parts[0].layers[str(layer)].moe.routed_experts
