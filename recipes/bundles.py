@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from recipes.coupled_planning import (
-    BALANCE,
     EXPERTS,
     FIT_SEEDS,
     FIT_TOKENS,
@@ -30,7 +29,7 @@ from recipes.coupled_planning import (
 )
 from topoep_titan.cluster import ModelDims, load_cluster
 from topoep_titan.cluster.cost_model import unit_costs
-from topoep_titan.placement import place
+from topoep_titan.placement import BALANCE_WEIGHT, place
 from topoep_titan.planning.coupled import coupled
 from topoep_titan.planning.plan import contiguous_mains
 from topoep_titan.results import provenance, write_atomically
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         fit_TK = coupled(workload, layers=1, tokens=FIT_TOKENS, seed=options.seed + FIT_SEEDS)[0]
         placed_E = place(
             fit_TK, experts=EXPERTS, ranks=RANKS, ranks_per_node=PER_NODE,
-            node_weight=NODE_WEIGHT, balance_weight=BALANCE,
+            node_weight=NODE_WEIGHT, balance_weight=BALANCE_WEIGHT,
         )  # fmt: skip
         for placement, main_E in (
             ("contiguous", contiguous_mains(RANKS, EXPERTS)),

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from topoep_titan.cluster import Cluster, ModelDims, load_cluster
 from topoep_titan.cluster.row_model import modelled_row_time
-from topoep_titan.placement import place
+from topoep_titan.placement import BALANCE_WEIGHT, place
 from topoep_titan.planning import PLANNERS, Plan
 from topoep_titan.planning.coupled import PRESETS, coupled, coupling_for
 from topoep_titan.planning.plan import contiguous_mains, cut_assignments
@@ -40,7 +40,7 @@ EXPERTS, TOKENS, SLOTS, FIT_TOKENS = 128, 4096, 2, 8192
 MODELS = {"qwen3 4x8": (ModelDims(2048, 768), 32), "glm 2x8": (ModelDims(4096, 1408), 16)}
 DEDUP = ("dedup-node", "dedup")
 FIT_SEEDS = 1000  # a sample's seed is its workload's plus this
-NODE_WEIGHT, BALANCE = 4, 200  # bw_near / bw_far of h800_4x8; per cent
+NODE_WEIGHT = 4  # bw_near / bw_far of h800_4x8
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def cells(preset: str, seed: int, world: int) -> Iterator[dict[str, Any]]:
         cluster = load_cluster("h800_4x8").resized(ranks, 8)
         placed_E = place(
             fit_TK, experts=EXPERTS, ranks=ranks, ranks_per_node=8, node_weight=NODE_WEIGHT,
-            balance_weight=BALANCE,
+            balance_weight=BALANCE_WEIGHT,
         )  # fmt: skip
         for dispatcher in DEDUP:
             times, found = _times(ids, placed_E, cluster, dims, dispatcher)

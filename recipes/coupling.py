@@ -20,7 +20,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from topoep_titan.placement import placement_quality
+from topoep_titan.placement import BALANCE_WEIGHT, placement_quality
 from topoep_titan.placement.native import place
 from topoep_titan.placement.shuffle import fit_predictor, shuffled
 from topoep_titan.placement.statistics import coselection, pearson
@@ -42,7 +42,7 @@ FIT_SEED, TEST_SEED = 0, 1
 SAMPLE, TEST = 8192, 65_536  # tokens
 SAMPLES = (256, 512, 1024, 4096, 8192, 262_144)
 REPEATS = 3  # disjoint samples of each size, their figures averaged
-BALANCE, NODE_WEIGHT = 200, 4  # per cent; bw_near / bw_far of h800_4x8
+NODE_WEIGHT = 4  # bw_near / bw_far of h800_4x8
 LAYERS = 4  # the last one is foretold from the three before it
 BLOCK = 8192  # tokens of one TP group and microbatch
 HIDDEN = 2048  # D, assumed: the text gives no width. Only bytes depend on it
@@ -251,7 +251,7 @@ def placed(coupling: Coupling, ranks: int, per_node: int) -> Tensor:
 def solve(ids_TK: Tensor, coupling: Coupling, ranks: int, per_node: int) -> Tensor:
     return place(
         ids_TK, experts=coupling.experts, ranks=ranks, ranks_per_node=min(per_node, ranks),
-        node_weight=NODE_WEIGHT, balance_weight=BALANCE,
+        node_weight=NODE_WEIGHT, balance_weight=BALANCE_WEIGHT,
     )  # fmt: skip
 
 

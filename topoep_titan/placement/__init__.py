@@ -6,6 +6,6 @@ recorded or drawn routing; training carries them out in ``titan``.
 
 from topoep_titan.placement.native import place
 from topoep_titan.placement.quality import PlacementQuality, placement_quality
-from topoep_titan.placement.sets import Effort
+from topoep_titan.placement.sets import BALANCE_WEIGHT, Effort
 
-__all__ = ["Effort", "PlacementQuality", "place", "placement_quality"]
+__all__ = ["BALANCE_WEIGHT", "Effort", "PlacementQuality", "place", "placement_quality"]

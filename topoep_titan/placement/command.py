@@ -22,6 +22,7 @@ from topoep_titan.errors import InputError
 from topoep_titan.files import check_output, read_archive, read_array, write_arrays
 from topoep_titan.placement.native import place
 from topoep_titan.placement.quality import PlacementQuality, placement_quality
+from topoep_titan.placement.sets import BALANCE_WEIGHT
 from topoep_titan.planning.coupled import PRESETS, coupled
 from topoep_titan.planning.plan import check_mains, contiguous_mains
 from topoep_titan.planning.recorded import check_routing, read_step, step_files
@@ -55,7 +56,8 @@ def add_commands(placement: argparse.ArgumentParser) -> None:
             add("--ranks", type=int, required=True)
             add("--ranks-per-node", type=int, help="default: the trace's, else all in one node")
             add("--node-weight", type=int, default=4, help="rows of a node (default: %(default)s)")
-            add("--balance-weight", type=int, default=200, help="per cent (default: %(default)s)")
+            per_cent = "per cent (default: %(default)s)"
+            add("--balance-weight", type=int, default=BALANCE_WEIGHT, help=per_cent)
             add("--out", type=Path, required=True, help="write main_LE and the group to this .npz")
         else:
             add("--placement", type=Path, required=True, help=".npz that fit wrote")

@@ -26,6 +26,7 @@ from topoep_titan.placement.refresh import (
     position_of,
     relabelled,
 )
+from topoep_titan.placement.sets import BALANCE_WEIGHT
 from topoep_titan.placement.statistics import SetSample
 from topoep_titan.titan.routed_experts import routed_layers
 
@@ -45,7 +46,7 @@ class PlacementConfig:
     sample_tokens: int = 8192
     """Expert sets that a refresh solves on, a few from every microbatch of every rank."""
 
-    balance_weight: int = 200
+    balance_weight: int = BALANCE_WEIGHT
     """Per cent of a row per token that a mean squared relative deviation of the ranks' loads of 1
     costs. On drawn routing 50 to 200 remove the same rows, and 200 spreads hot experts."""
 
